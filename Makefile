@@ -1,0 +1,34 @@
+# The commands of every day; CI calls these same targets. CONTRIBUTING.md says when to use which.
+NEWEST := .venv-newest
+CUDA ?= cuda13
+
+.PHONY: check format test test-slow test-newest test-gpu docs
+
+check:
+	uv run ruff format --check
+	uv run ruff check
+	uv run pyright
+	uv run lint-imports
+
+format:
+	uv run ruff format
+	uv run ruff check --fix
+
+test:
+	uv run pytest
+
+test-slow:
+	uv run pytest -m "slow and not gpu"
+
+# The lock pins jax to the version of the GPU machines. --no-config leaves that pin out of account.
+test-newest:
+	UV_PROJECT_ENVIRONMENT=$(NEWEST) uv sync --frozen
+	uv --no-config pip install --python $(NEWEST)/bin/python --upgrade jax jaxlib
+	$(NEWEST)/bin/python -c 'import jax; print("jax", jax.__version__)'
+	$(NEWEST)/bin/python -m pytest
+
+test-gpu:
+	uv run --extra $(CUDA) pytest -m gpu
+
+docs:
+	uv run python scripts/make_docs.py

@@ -1,0 +1,27 @@
+"""jaxllm: an LLM inference and serving engine in JAX. Names are loaded at first use, so that importing it is quick."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxllm.api.async_llm import AsyncLLM
+    from jaxllm.api.llm import LLM
+    from jaxllm.api.outputs import CompletionOutput, RequestOutput
+    from jaxllm.config.sampling_params import SamplingParams
+
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "jaxllm.api.llm",
+    "AsyncLLM": "jaxllm.api.async_llm",
+    "CompletionOutput": "jaxllm.api.outputs",
+    "RequestOutput": "jaxllm.api.outputs",
+    "SamplingParams": "jaxllm.config.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'jaxllm' has no attribute {name!r}")

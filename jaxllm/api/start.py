@@ -1,0 +1,84 @@
+"""Keyword arguments -> a built engine and its tokenizer: the start that LLM and AsyncLLM share. Answers no request."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.errors import InputError
+from jaxllm.engine.build import BuiltEngine, ModelSource, StartTimes, build_engine, find_model
+from jaxllm.models.checkpoint.resolve import open_checkpoint
+from jaxllm.text.folder_tokenizer import tokenizer_from_folder
+from jaxllm.text.gguf_tokenizer import tokenizer_from_gguf
+from jaxllm.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Started(NamedTuple):
+    """A running engine and the tokenizer beside it; tokenizer is None with skip_tokenizer_init."""
+
+    built: BuiltEngine
+    tokenizer: Tokenizer | None
+
+
+def start_engine(args: EngineArgs) -> Started:
+    """Opens the model, makes its tokenizer, builds the engine and logs the start-up table.
+
+    Raises:
+        InputError: the user's mistake, in one line.
+    """
+    times = StartTimes()
+    with times.phase("open"):
+        source = find_model(args)
+    with times.phase("tokenizer"):
+        tokenizer = _make_tokenizer(args, source)
+    built = build_engine(
+        args, source, eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else (), times=times
+    )
+    if not args.disable_log_stats:
+        for label, value in built.report():
+            logger.info("%-21s %s", label, value)
+    return Started(built, tokenizer)
+
+
+def _make_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer | None:
+    if args.skip_tokenizer_init:
+        return None
+    checkpoint = source.checkpoint
+    if args.tokenizer is not None:
+        folder = Path(args.tokenizer).expanduser()
+        if (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file():
+            tokenizer = tokenizer_from_folder(folder)
+        else:
+            tokenizer = _checkpoint_tokenizer(open_checkpoint(args.tokenizer, None, args.download_dir, args.hf_token))
+    elif checkpoint is None:  # dummy weights: a tokenizer only where one lies beside the configuration
+        folder = Path(args.model).expanduser()
+        if not (folder / "tokenizer.json").is_file():
+            logger.info("no tokenizer for dummy weights of %s: token ids in, token ids out", args.model)
+            return None
+        tokenizer = tokenizer_from_folder(folder)
+    else:
+        tokenizer = _checkpoint_tokenizer(checkpoint)
+    if args.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(args.chat_template)
+    return tokenizer
+
+
+def _checkpoint_tokenizer(checkpoint) -> Tokenizer:
+    fields = checkpoint.tokenizer_fields()
+    return tokenizer_from_folder(checkpoint.path) if fields is None else tokenizer_from_gguf(fields)
+
+
+def read_chat_template(value: str) -> str:
+    """A chat template given as a file's path, or as the template itself.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if "{" in value:
+        return value
+    path = Path(value).expanduser()
+    if not path.is_file():
+        raise InputError(f"chat_template={value!r} is neither a file here nor a jinja2 template")
+    return path.read_text()

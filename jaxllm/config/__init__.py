@@ -1,0 +1,1 @@
+"""The configuration a user gives. Imports nothing of the engine."""

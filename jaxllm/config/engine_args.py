@@ -1,0 +1,148 @@
+"""The engine's flags, with vLLM's names: one table for the command line and for LLM's keyword arguments.
+
+Knows names, types and ranges; what depends on the model or the device is resolved by the engine.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxllm.config.errors import InputError
+
+DEFAULT_MODEL = "smollm2"
+DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+}
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+# vLLM's flags whose feature is not built yet, with the value that asks for nothing. Any other value is refused.
+NOT_BUILT: dict[str, object] = {
+    "tensor_parallel_size": 1,
+    "data_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "enable_prefix_caching": False,
+    "kv_cache_dtype": "auto",
+    "quantization": None,
+    "enable_lora": False,
+    "max_loras": None,
+    "max_lora_rank": None,
+    "lora_modules": None,
+    "speculative_config": None,
+    "structured_outputs_config": None,
+    "reasoning_parser": None,
+    "tool_call_parser": None,
+    "enable_auto_tool_choice": False,
+    "logits_processors": None,
+    "logprobs_mode": "raw_logprobs",
+    "max_logprobs": None,
+    "long_prefill_token_threshold": 0,
+    "hf_overrides": None,
+    "generation_config": "auto",
+    "override_generation_config": None,
+    "cpu_offload_gb": 0,
+    "kv_transfer_config": None,
+    "enable_sleep_mode": False,
+    "enable_mfu_metrics": False,
+    "otlp_traces_endpoint": None,
+    "profiler_config": None,
+    "trust_remote_code": False,
+    "stream_interval": 1,
+    "async_scheduling": True,
+    "enable_chunked_prefill": True,
+}
+
+
+def flag(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """What a user may say about the engine. Sizes in tokens unless their name says bytes.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    model: str = flag(DEFAULT_MODEL, "packaged name (smollm2, gemma3-270m), folder, .gguf file or hub id")
+    tokenizer: str | None = flag(None, "folder or .gguf file with the tokenizer, if not the model's own")
+    skip_tokenizer_init: bool = flag(False, "no tokenizer: token ids in, token ids out")
+    chat_template: str | None = flag(None, "file with, or text of, a jinja2 chat template")
+    revision: str | None = flag(None, "branch, tag or commit of a hub id")
+    download_dir: str | None = flag(None, "where hub downloads are kept")
+    hf_token: str | None = flag(None, "token for gated hub models")
+    load_format: str = flag("auto", "auto, safetensors, gguf, or dummy (random weights in the real shapes)")
+    use_tqdm_on_load: bool = flag(True, "progress bar while loading")
+    dtype: str = flag("auto", "auto, float32, bfloat16 or float16; auto is float32 on a CPU")
+    seed: int = flag(0, "seeds the draw of seeds for requests that bring none")
+    max_model_len: int | None = flag(None, "longest prompt + output; default: the model's, or what the KV pool holds")
+    block_size: int = flag(16, "tokens in a KV block")
+    gpu_memory_utilization: float = flag(0.9, "share of the GPU's memory for weights, temporaries and KV pool")
+    kv_cache_memory_bytes: int | None = flag(None, "size of the KV pool in bytes; overrides the share")
+    num_gpu_blocks_override: int | None = flag(None, "size of the KV pool in blocks; overrides both")
+    max_num_seqs: int | None = flag(None, "most requests running at once; default 256 on a GPU, 32 on a CPU")
+    max_num_batched_tokens: int | None = flag(None, "most tokens in a step; default 8192 on a GPU, 512 on a CPU")
+    scheduling_policy: str = flag("fcfs", "order of admission: fcfs")
+    attention_backend: str = flag("auto", "version of the paged attention kernel")
+    enforce_eager: bool = flag(False, "compile each step shape at first use instead of before the first request")
+    step_timeout: float = flag(300.0, "seconds after which a step that does not return is reported as hanging")
+    disable_log_stats: bool = flag(False, "no periodic log line")
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype={self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        if self.load_format not in LOAD_FORMATS:
+            raise InputError(f"load_format={self.load_format!r} is not known; choose one of {', '.join(LOAD_FORMATS)}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise InputError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} must be at least {least}, got {value}")
+        if self.block_size not in BLOCK_SIZES:
+            raise InputError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, got {self.block_size}")
+
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+_LEAST: dict[str, float] = {
+    "max_model_len": 2,
+    "kv_cache_memory_bytes": 1,
+    "num_gpu_blocks_override": 2,  # block 0 is reserved
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "step_timeout": 0.001,
+}
+
+
+def engine_args(options: Mapping[str, Any]) -> EngineArgs:
+    """Builds EngineArgs from keyword arguments.
+
+    Raises:
+        InputError: an unknown name (the nearest known one is suggested), or one whose feature is not built yet.
+    """
+    known = {f.name for f in dataclasses.fields(EngineArgs)}
+    rest = {}
+    for name, value in options.items():
+        if name in known:
+            rest[name] = value
+        elif name in NOT_BUILT:
+            refuse_not_built(name, value)
+        else:
+            near = difflib.get_close_matches(name, [*known, *NOT_BUILT], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"unknown option {name!r}{hint}")
+    return EngineArgs(**rest)
+
+
+def refuse_not_built(name: str, value: object) -> None:
+    """Refuses a value that asks for a feature which does not exist yet."""
+    if value != NOT_BUILT[name]:
+        raise InputError(f"{name}={value!r} is not supported yet; leave it out or at {NOT_BUILT[name]!r}")

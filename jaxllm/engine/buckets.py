@@ -1,0 +1,91 @@
+"""Every compiled shape, from one short list: the warm-up plan and the only place that pads. Knows sizes only."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+# The table's width costs a copy of B x M integers a step and nothing else: only long ones are worth a choice.
+TABLE_WIDTHS = (1024, 4096, 16384, 65536)
+
+Variant = Literal["greedy", "sampled", "full"]
+VARIANTS: tuple[Variant, ...] = ("greedy", "sampled", "full")
+
+
+class StepShape(NamedTuple):
+    """What a compiled step is keyed by: T flat tokens, B requests, table width M, sampler variant.
+
+    With T == B every request has one token: the decode program. Otherwise the batch is ragged: the mixed program.
+    """
+
+    num_tokens: int
+    num_requests: int
+    table_width: int
+    variant: Variant
+
+    @property
+    def program(self) -> str:
+        return "decode" if self.num_tokens == self.num_requests else "mixed"
+
+    def __str__(self) -> str:
+        return f"{self.program} T={self.num_tokens} B={self.num_requests} M={self.table_width} {self.variant}"
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The sizes that steps are padded to, each ascending and ending with the engine's own limit."""
+
+    decode: tuple[int, ...]
+    mixed_tokens: tuple[int, ...]
+    mixed_requests: tuple[int, ...]
+    table_widths: tuple[int, ...]
+
+    def shape(self, num_tokens: int, num_requests: int, table_width: int, variant: Variant) -> StepShape:
+        """Gives the smallest compiled shape that holds the step."""
+        if num_tokens == num_requests:
+            size = _fit(self.decode, num_requests)
+            return StepShape(size, size, _fit(self.table_widths, table_width), variant)
+        return self._mixed(num_tokens, num_requests, table_width, variant)
+
+    def _mixed(self, num_tokens: int, num_requests: int, table_width: int, variant: Variant) -> StepShape:
+        requests = _fit(self.mixed_requests, num_requests)
+        tokens = _fit(self.mixed_tokens, num_tokens)
+        if tokens <= requests:  # T == B would mean decode
+            tokens = next(size for size in (*self.mixed_tokens, 2 * requests) if size > requests)
+        return StepShape(tokens, requests, _fit(self.table_widths, table_width), variant)
+
+    def plan(self, variants: tuple[Variant, ...] = VARIANTS) -> list[StepShape]:
+        """Lists every shape that a step can have, small ones first."""
+        shapes = {
+            make(tokens, requests, width, variant)
+            for variant in variants
+            for width in self.table_widths
+            for make, tokens, requests in (
+                *((self.shape, size, size) for size in self.decode),
+                *((self._mixed, t, b) for t in self.mixed_tokens for b in self.mixed_requests if b <= t),
+            )
+        }
+        return sorted(shapes, key=lambda s: (s.num_tokens, s.num_requests, s.table_width, VARIANTS.index(s.variant)))
+
+    def largest(self) -> StepShape:
+        """The shape with the largest temporaries."""
+        return self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], self.table_widths[-1], "full")
+
+
+def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int, coarse: bool) -> Buckets:
+    """Cuts the list down to the engine's limits; coarse (a CPU) keeps few shapes, since each costs a compilation."""
+    max_requests = min(max_num_seqs, max_num_batched_tokens)
+    return Buckets(
+        decode=_upto(max_requests, SIZES[:: 2 if coarse else 1]),
+        mixed_tokens=_upto(max_num_batched_tokens, SIZES[5::2]),
+        mixed_requests=_upto(max_requests, SIZES[:: 4 if coarse else 2]),
+        table_widths=_upto(max_blocks, TABLE_WIDTHS),
+    )
+
+
+def _upto(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (*(size for size in sizes if size < limit), limit)
+
+
+def _fit(sizes: tuple[int, ...], size: int) -> int:
+    return sizes[bisect_left(sizes, size)]

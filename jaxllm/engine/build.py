@@ -1,0 +1,254 @@
+"""EngineArgs + checkpoint -> a running engine, in the order of a start. Knows all parts; runs no step."""
+
+import dataclasses
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxllm.config.engine_args import DTYPES, EngineArgs
+from jaxllm.config.errors import InputError
+from jaxllm.engine.buckets import Buckets, StepShape, make_buckets
+from jaxllm.engine.engine import Engine, EngineLimits
+from jaxllm.engine.input_builder import InputBuilder
+from jaxllm.engine.memory import MemoryPlan, plan_memory, tree_bytes
+from jaxllm.engine.model_runner import ModelRunner
+from jaxllm.engine.step import StepProgram
+from jaxllm.engine.step_compiler import StepCompiler, abstract_weights, compile_step, temporary_bytes
+from jaxllm.engine.watchdog import Watchdog
+from jaxllm.kernels.select import select
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.mesh.build import build_mesh
+from jaxllm.models.checkpoint.resolve import open_checkpoint
+from jaxllm.models.checkpoint.source import Checkpoint
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.decoder import Kernels
+from jaxllm.models.family import Family
+from jaxllm.models.forward import Weights, build_program, choose_loop
+from jaxllm.models.hf_config import token_ids
+from jaxllm.models.loader import dummy_weights, load_weights
+from jaxllm.models.registry import find_family
+from jaxllm.models.shapes import find_shape
+from jaxllm.scheduler.block_pool import BlockPool
+from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.policy import policy_named
+from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
+
+logger = logging.getLogger(__name__)
+
+_TINY_POOL = 8  # blocks: temporaries do not depend on the pool, so they are measured with a small one
+_DEFAULT_LIMITS = {"cpu": (32, 512)}  # max_num_seqs, max_num_batched_tokens
+_GPU_LIMITS = (256, 8192)
+
+
+@dataclass(slots=True)
+class StartTimes:
+    """Seconds of a start by phase, in order."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the body's time to a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape)."""
+
+    hf_config: dict[str, Any]
+    generation_config: dict[str, Any]
+    family: Family
+    checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltEngine:
+    """A running engine and what a start reports."""
+
+    engine: Engine
+    runner: ModelRunner
+    model: ModelConfig
+    memory: MemoryPlan
+    buckets: Buckets
+    times: StartTimes
+
+    def report(self) -> list[tuple[str, str]]:
+        """The start-up table: memory, then seconds by phase."""
+        spent = [f"{name} {seconds:.1f}" for name, seconds in self.times.phases.items() if seconds >= 0.05]
+        total = sum(self.times.phases.values())
+        return [*self.memory.rows(), ("start", f"{total:.1f} s: {', '.join(spent)}")]
+
+    def close(self) -> None:
+        self.engine.close()
+        self.runner.close()
+
+
+def find_model(args: EngineArgs) -> ModelSource:
+    """Opens the checkpoint that the user names; for dummy weights a config.json or a known shape is enough.
+
+    Raises:
+        InputError: it is not found, is unreadable, or its architecture is not supported.
+    """
+    checkpoint, hf_config, generation_config = None, None, {}
+    if args.load_format == "dummy":
+        config_file = Path(args.model).expanduser() / "config.json"
+        hf_config = json.loads(config_file.read_text()) if config_file.is_file() else find_shape(args.model)
+    if hf_config is None:
+        checkpoint = open_checkpoint(args.model, args.revision, args.download_dir, args.hf_token)
+        hf_config, generation_config = checkpoint.config, checkpoint.generation_config
+        if args.load_format == "gguf" and checkpoint.tokenizer_fields() is None:
+            raise InputError(f"load_format=gguf, but {checkpoint.path} is a folder of safetensors")
+        if args.load_format == "safetensors" and checkpoint.tokenizer_fields() is not None:
+            raise InputError(f"load_format=safetensors, but {checkpoint.path} is a GGUF file")
+    _, family = find_family(hf_config)
+    return ModelSource(hf_config=hf_config, generation_config=generation_config, family=family, checkpoint=checkpoint)
+
+
+def build_engine(
+    args: EngineArgs,
+    source: ModelSource,
+    *,
+    eos_token_ids: tuple[int, ...] = (),
+    mesh: Mesh | None = None,
+    times: StartTimes | None = None,
+) -> BuiltEngine:
+    """Loads the weights, compiles what a first request needs, sizes the pool and joins the parts.
+
+    `eos_token_ids` are the tokenizer's; those of config.json and generation_config.json are added.
+
+    Raises:
+        InputError: the model or the flags do not fit the device.
+    """
+    times = times or StartTimes()
+    policy_named(args.scheduling_policy)
+    with times.phase("devices"):
+        mesh = mesh or build_mesh()
+        platform = mesh.devices.flat[0].platform
+    model = _model_config(args, source, platform)
+    program = _step_program(args, model, mesh, platform)
+    max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
+    max_seqs, max_tokens = args.max_num_seqs or max_seqs, args.max_num_batched_tokens or max_tokens
+
+    def buckets_for(max_len: int) -> Buckets:
+        return make_buckets(max_seqs, max_tokens, -(-max_len // args.block_size), coarse=platform == "cpu")
+
+    with times.phase("temporaries"):
+        largest = buckets_for(args.max_model_len or model.max_position).largest()
+        temporaries = _largest_temporary(program, largest, max_seqs, platform)
+    memory = plan_memory(
+        args, model, list(mesh.devices.flat), weights=tree_bytes(abstract_weights(program)), temporaries=temporaries
+    )
+    buckets = buckets_for(memory.max_model_len)
+    compiler = StepCompiler(program, memory.num_blocks, max_seqs)
+    shapes = [] if args.enforce_eager else _first_shapes(buckets, platform)
+    with ThreadPoolExecutor(1) as background:  # the host compiles while the weights are read
+        warm_up = background.submit(compiler.warm_up, shapes, max(1, (os.cpu_count() or 2) - 1))
+        with times.phase("weights"):
+            weights = _weights(args, source, program)
+        with times.phase("KV pool"):
+            runner = ModelRunner(compiler, weights)
+        with times.phase("compile (beyond the weights)"):
+            warm_up.result()
+    memory = dataclasses.replace(memory, temporaries=max(memory.temporaries, compiler.largest_temporary))
+    engine = _join(args, source, model, memory, buckets, runner, max_seqs, max_tokens, eos_token_ids)
+    return BuiltEngine(engine=engine, runner=runner, model=model, memory=memory, buckets=buckets, times=times)
+
+
+def _join(
+    args: EngineArgs,
+    source: ModelSource,
+    model: ModelConfig,
+    memory: MemoryPlan,
+    buckets: Buckets,
+    runner: ModelRunner,
+    max_seqs: int,
+    max_tokens: int,
+    eos_token_ids: tuple[int, ...],
+) -> Engine:
+    """Joins scheduler, input builder and runner."""
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=max_seqs,
+            max_num_batched_tokens=max_tokens,
+            max_model_len=memory.max_model_len,
+            policy=args.scheduling_policy,
+        ),
+        BlockPool(memory.num_blocks, args.block_size),
+        KVGroups(model.kv_layout.windows),
+    )
+    max_blocks = -(-memory.max_model_len // args.block_size)
+    builder = InputBuilder(buckets, max_seqs, max_blocks, len(model.kv_layout.windows), args.seed)
+    eos = {*eos_token_ids, *model.eos_token_ids, *token_ids(source.generation_config.get("eos_token_id"))}
+    limits = EngineLimits(
+        vocab_size=model.vocab_size, max_model_len=memory.max_model_len, eos_token_ids=tuple(sorted(eos))
+    )
+    return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout))
+
+
+def _model_config(args: EngineArgs, source: ModelSource, platform: str) -> ModelConfig:
+    model = source.family.configure(source.hf_config)
+    if args.max_model_len is not None and args.max_model_len > model.max_position:
+        raise InputError(f"max_model_len {args.max_model_len:,} is beyond the model's {model.max_position:,} positions")
+    return dataclasses.replace(model, dtype=_resolve_dtype(args.dtype, model.dtype, platform))
+
+
+def _resolve_dtype(wanted: str, stored: str, platform: str) -> str:
+    """Auto is float32 on a CPU (bfloat16 is several times slower there), the checkpoint's 16-bit type on a GPU."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    if platform == "cpu":
+        return "float32"
+    return "float16" if stored == "float16" else "bfloat16"
+
+
+def _step_program(args: EngineArgs, model: ModelConfig, mesh: Mesh, platform: str) -> StepProgram:
+    preferred = {"paged_attention": args.attention_backend}
+    try:
+        kernels = Kernels(
+            *(select(name, platform=platform, preferred=preferred.get(name, "auto")) for name in Kernels._fields)
+        )
+    except ValueError as error:
+        raise InputError(f"attention_backend: {error}") from None
+    return StepProgram(build_program(model, choose_loop(platform)), kernels, mesh, AxisRules(), args.block_size)
+
+
+def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Weights:
+    dtype = jnp.dtype(program.decoder.cfg.dtype)
+
+    def sharding(spec):
+        return program.sharding(program.rules.spec(*spec.stored_axes))
+
+    if args.load_format == "dummy" or source.checkpoint is None:
+        return dummy_weights(program.decoder, dtype, sharding, args.seed)
+    pieces = source.family.pieces(program.decoder.cfg)
+    return load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
+
+
+def _largest_temporary(program: StepProgram, shape: StepShape, num_rows: int, platform: str) -> int:
+    """Bytes of scratch that the largest step takes, as its compiled program says."""
+    if platform == "cpu":  # host memory is not what limits the pool there, and a compilation costs the start a second
+        return 0
+    return temporary_bytes(compile_step(program, shape, _TINY_POOL, num_rows))
+
+
+def _first_shapes(buckets: Buckets, platform: str) -> list[StepShape]:
+    """Every shape on a GPU; on a CPU only those of a first short, greedy request: the rest compile at first use."""
+    if platform != "cpu":
+        return buckets.plan()
+    width, prompt = buckets.table_widths[-1], buckets.mixed_tokens[min(1, len(buckets.mixed_tokens) - 1)]
+    return [buckets.shape(tokens, 1, width, "greedy") for tokens in (prompt, 1)]

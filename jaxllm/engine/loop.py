@@ -1,0 +1,100 @@
+"""The engine on a thread of its own: messages in, updates out. Knows the message types; no text, no event loop."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.messages import AbortRequests, AddRequest, EngineStats, Message
+from jaxllm.scheduler.request import RequestUpdate
+
+logger = logging.getLogger(__name__)
+
+Publish = Callable[[list[RequestUpdate]], None]
+
+
+class EngineLoop:
+    """Drives an engine until stopped; `publish` is called on its thread after each step that brought something.
+
+    `died` holds the exception that ended the loop, if one did; `on_death` is then called once.
+    """
+
+    def __init__(self, engine: Engine, publish: Publish, on_death: Callable[[BaseException], None]):
+        self.died: BaseException | None = None
+        self.stats = EngineStats()
+        self._engine = engine
+        self._publish = publish
+        self._on_death = on_death
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="jaxllm-engine", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Hands a message over; it is taken up between two steps."""
+        self._inbox.put(message)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ends the loop after the step it is in; what still lives is aborted."""
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    @property
+    def hanging(self) -> str | None:
+        """Names the step that does not return, if there is one."""
+        return self._engine.hanging
+
+    def _run(self) -> None:
+        try:
+            while self._take_messages():
+                updates = self._engine.step()
+                self._read_stats()
+                if updates:
+                    self._publish(updates)
+        except BaseException as error:
+            self.died = error
+            logger.exception("the engine's loop ended")
+            self._on_death(error)
+
+    def _take_messages(self) -> bool:
+        """Takes up all messages, waiting for one if there is nothing else to do; False when told to stop."""
+        updates: list[RequestUpdate] = []
+        while True:
+            idle = not self._engine.has_work and not updates
+            try:
+                message = self._inbox.get(block=idle)
+            except queue.Empty:
+                break
+            if message is None:
+                return False
+            updates += self._handle(message)
+        if updates:
+            self._read_stats()
+            self._publish(updates)
+        return True
+
+    def _handle(self, message: Message) -> list[RequestUpdate]:
+        match message:
+            case AddRequest():
+                try:
+                    self._engine.add(message.request_id, message.prompt_ids, message.params, message.priority)
+                except ValueError as error:
+                    return [RequestUpdate(message.request_id, finish_reason="error", error=str(error))]
+                return []
+            case AbortRequests():
+                ended = [self._engine.abort(request_id) for request_id in message.request_ids]
+                return [update for update in ended if update is not None]
+
+    def _read_stats(self) -> None:
+        stats = self._engine.scheduler.stats
+        self.stats = EngineStats(
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_usage=stats.kv_usage,
+            num_preemptions=stats.num_preemptions,
+            num_scheduled_tokens=stats.num_scheduled_tokens,
+            num_recomputed_tokens=stats.num_recomputed_tokens,
+            num_discarded_tokens=stats.num_discarded_tokens,
+            num_steps=self._engine.times.num_steps,
+        )

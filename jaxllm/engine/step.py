@@ -1,0 +1,115 @@
+"""The traced step: inputs -> tokens, one shard_map over the mesh. Knows arrays only; no requests, no compilation."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxllm.engine.buckets import StepShape
+from jaxllm.engine.sampler import choose_tokens
+from jaxllm.engine.step_inputs import StepInputs, unpack
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.models.decoder import Kernels, StepContext
+from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
+
+
+class RowState[A](NamedTuple):
+    """What the device remembers of each row between steps; the last row is the spare one of padding."""
+
+    last_token: A  # [rows + 1] int32
+
+
+class StepProgram(NamedTuple):
+    """All that a step is traced from. Matrix products of float32 models run in full float32, also on a GPU."""
+
+    decoder: DecoderProgram
+    kernels: Kernels
+    mesh: Mesh
+    rules: AxisRules
+    block_size: int
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.decoder.cfg.kv_layout.windows)
+
+    def weight_specs(self) -> Weights:
+        return weights_tree({spec.path: self.rules.spec(*spec.stored_axes) for spec in self.decoder.params})
+
+    def kv_spec(self) -> PartitionSpec:
+        return self.rules.spec("layers", "kv_blocks", None, "kv_heads", None, "head_dim")
+
+    def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
+        cfg = self.decoder.cfg
+        return (cfg.kv_layout.layers_per_group, num_blocks, 2, cfg.num_kv_heads, self.block_size, cfg.head_dim)
+
+    def sharding(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self.mesh, spec)
+
+
+def make_step(program: StepProgram, shape: StepShape) -> Callable:
+    """Gives step(weights, kv, rows, packed) -> (tokens [B], kv, rows), to be jitted with kv and rows donated."""
+
+    def step(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
+        inputs = unpack(packed, shape, program.num_groups)
+        hidden_TD, kv = _hidden(program, weights, kv, rows, inputs)
+        with _precision(program):
+            last_B = jnp.maximum(inputs.query_start[1:] - 1, 0)
+            logits_BV = project(program.decoder, program.kernels, weights, hidden_TD[last_B])
+        tokens_B = choose_tokens(shape.variant, logits_BV, inputs)
+        spare = rows.last_token.shape[0] - 1
+        target_B = jnp.where(inputs.samples == 1, inputs.row, spare)
+        return tokens_B, kv, RowState(rows.last_token.at[target_B].set(tokens_B))
+
+    return _over_mesh(program, step, outputs=PartitionSpec())
+
+
+def make_logits(program: StepProgram, shape: StepShape) -> Callable:
+    """Gives the same step that answers with the logits [T, V] of every token instead: for scoring and for tests."""
+
+    def logits(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
+        inputs = unpack(packed, shape, program.num_groups)
+        hidden_TD, kv = _hidden(program, weights, kv, rows, inputs)
+        with _precision(program):
+            return project(program.decoder, program.kernels, weights, hidden_TD), kv, rows
+
+    return _over_mesh(program, logits, outputs=PartitionSpec())
+
+
+def _hidden(
+    program: StepProgram, weights: Weights, kv: jax.Array, rows: RowState[jax.Array], inputs: StepInputs[jax.Array]
+):
+    token_T = jnp.where(inputs.token < 0, rows.last_token[inputs.row[inputs.request]], inputs.token)
+    position_T = jnp.maximum(inputs.position, 0)
+    cos, sin = rope_tables(program.decoder.cfg, position_T)
+    block_GT = inputs.block_table[:, inputs.request, position_T // program.block_size]
+    context = StepContext(
+        cos=cos,
+        sin=sin,
+        write_block=jnp.where(inputs.position < 0, 0, block_GT),
+        write_offset=position_T % program.block_size,
+        block_table=inputs.block_table,
+        query_start=inputs.query_start,
+        context_len=inputs.context_len,
+    )
+    with _precision(program):
+        return run_layers(program.decoder, program.kernels, weights, kv, token_T, context)
+
+
+def _precision(program: StepProgram):
+    """Given inside the traced function, since the setting is thread-local; an H200 would otherwise use TF32."""
+    full = program.decoder.cfg.dtype == "float32"
+    return jax.default_matmul_precision("highest" if full else "default")
+
+
+def _over_mesh(program: StepProgram, function: Callable, outputs: PartitionSpec) -> Callable:
+    kv, whole = program.kv_spec(), PartitionSpec()
+    rows = RowState(whole)
+    return jax.shard_map(
+        function,
+        mesh=program.mesh,
+        in_specs=(program.weight_specs(), kv, rows, whole),
+        out_specs=(outputs, kv, rows),
+        check_vma=False,
+    )

@@ -1,0 +1,19 @@
+"""What jax and XLA read from the process's environment at import. Knows names and defaults; imports neither."""
+
+from collections.abc import MutableMapping
+from pathlib import Path
+
+
+def prepare_environment(environment: MutableMapping[str, str]) -> None:
+    """Sets what the user has not set. Only the command line calls this, before the first import of jax."""
+    cache_home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    defaults = {
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",  # of the GPU; the engine divides it, jax's own default is 0.75
+        "JAX_COMPILATION_CACHE_DIR": str(Path(cache_home) / "jaxllm" / "xla"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings mean little to who serves; its errors stay
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)

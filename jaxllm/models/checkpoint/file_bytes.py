@@ -1,0 +1,48 @@
+"""Maps byte ranges of a file and says plainly why it cannot. Knows no file format."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from jaxllm.config.errors import InputError
+
+_LFS_POINTER = b"version https://git-lfs"
+
+
+def open_error(path: Path, error: OSError) -> InputError:
+    """Words the failure to open a file as one line."""
+    return InputError(f"cannot read {path}: {error.strerror or error}")
+
+
+def file_start(path: Path, length: int) -> tuple[bytes, int]:
+    """Reads the first bytes of a file (fewer when it is shorter) and its size."""
+    try:
+        with path.open("rb") as file:
+            return file.read(length), path.stat().st_size
+    except OSError as error:
+        raise open_error(path, error) from None
+
+
+def refuse_lfs_pointer(path: Path, start: bytes) -> None:
+    """Refuses the text that a git clone leaves in place of a large file."""
+    if start.startswith(_LFS_POINTER[: len(start)]) and start:
+        raise InputError(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder")
+
+
+def map_bytes(path: Path, start: int, stop: int) -> np.ndarray:
+    """Maps bytes start:stop, read-only. The pages leave memory with the last array that shows them."""
+    if start == stop:
+        return np.empty(0, np.uint8)
+    # One map per read: pages of a map of the whole file would stay resident until the map is closed.
+    page_start = start - start % mmap.ALLOCATIONGRANULARITY
+    try:
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), stop - page_start, access=mmap.ACCESS_READ, offset=page_start)
+    except OSError as error:
+        raise open_error(path, error) from None
+    except ValueError:
+        size = path.stat().st_size
+        raise InputError(f"{path} shrank to {size} bytes while it was read; {stop} are needed") from None
+    mapping.madvise(mmap.MADV_WILLNEED)
+    return np.frombuffer(mapping, np.uint8, count=stop - start, offset=start - page_start)

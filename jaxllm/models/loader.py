@@ -1,0 +1,162 @@
+"""Checkpoint -> weights on the device, tensor by tensor. Knows pieces and shardings; no file format, no model code.
+
+Every parameter is allocated on the device once; chunks of each tensor are read from the memory map, placed by a donated
+update, and dropped. So a load needs the weights plus a few chunks, never a second copy.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+from tqdm import tqdm
+
+from jaxllm.config.errors import InputError
+from jaxllm.models.checkpoint.source import Checkpoint
+from jaxllm.models.family import Piece
+from jaxllm.models.forward import DecoderProgram, ParamSpec, Weights, weights_tree
+
+CHUNK_BYTES = 64 << 20
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.attn.bias", "masked_bias")
+Shardings = Callable[[ParamSpec], Sharding]
+
+
+def load_weights(
+    program: DecoderProgram,
+    checkpoint: Checkpoint,
+    pieces: Mapping[str, tuple[Piece, ...]],
+    dtype: jnp.dtype,
+    shardings: Shardings,
+    progress: bool = True,
+) -> Weights:
+    """Reads all parameters of the program.
+
+    Raises:
+        InputError: a tensor is missing, is not expected, or has another shape than the configuration says.
+    """
+    check_tensors(checkpoint, pieces, program.cfg.num_layers, program.cfg.tie_embeddings)
+    total = sum(int(np.prod(spec.stored_shape)) for spec in program.params)
+    values = {}
+    with tqdm(total=total, unit=" weights", unit_scale=True, desc="loading", disable=None if progress else True) as bar:
+        for spec in program.params:
+            array = _zeros(spec, dtype, shardings(spec))
+            for piece in pieces[spec.name]:
+                for layer in range(spec.num_layers or 1):
+                    array = _place_tensor(array, checkpoint, piece, layer, spec.num_layers is not None, bar.update)
+            values[spec.path] = array
+    return jax.block_until_ready(weights_tree(values))
+
+
+def dummy_weights(program: DecoderProgram, dtype: jnp.dtype, shardings: Shardings, seed: int = 0) -> Weights:
+    """Random weights in the real shapes, made on the device; norms scale by one."""
+    values = {}
+    for i, spec in enumerate(program.params):
+        fill = functools.partial(
+            _random, spec.stored_shape, jnp.dtype(dtype), len(spec.shape) == 1, program.cfg.norm_offset
+        )
+        values[spec.path] = jax.jit(fill, out_shardings=shardings(spec))(jax.random.key(seed + i))
+    return jax.block_until_ready(weights_tree(values))
+
+
+def check_tensors(
+    checkpoint: Checkpoint, pieces: Mapping[str, tuple[Piece, ...]], num_layers: int, tied: bool = False
+) -> None:
+    """Compares names and shapes before anything is placed."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for parameter, group in pieces.items():
+        for piece in group:
+            for layer in range(num_layers if parameter.startswith("layers.") else 1):
+                expected[piece.name.format(l=layer)] = piece.shape
+    names = set(checkpoint.names())
+    missing = [f"{name} {shape}" for name, shape in expected.items() if name not in names]
+    if missing:
+        raise InputError(f"{checkpoint.path}: {len(missing)} missing tensor(s): {_some(missing)}")
+    wrong = [
+        f"{name} is {checkpoint.shape(name)}, the configuration says {shape}"
+        for name, shape in expected.items()
+        if tuple(checkpoint.shape(name)) != shape
+    ]
+    if wrong:
+        raise InputError(f"{checkpoint.path}: {len(wrong)} mis-shaped tensor(s): {_some(wrong)}")
+    spare = ("lm_head.weight",) if tied else ()  # some checkpoints repeat the embedding there
+    extra = [n for n in sorted(names - set(expected)) if not n.endswith(_IGNORED_SUFFIXES) and n not in spare]
+    if extra:
+        raise InputError(
+            f"{checkpoint.path}: {len(extra)} tensor(s) that the configuration does not use: "
+            + _some([f"{name} {tuple(checkpoint.shape(name))}" for name in extra])
+        )
+
+
+def _some(items: list[str]) -> str:
+    return ", ".join(items[:4]) + (f" and {len(items) - 4} more" if len(items) > 4 else "")
+
+
+def _place_tensor(
+    array: jax.Array, checkpoint: Checkpoint, piece: Piece, layer: int, stacked: bool, advance: Callable[[int], Any]
+) -> jax.Array:
+    """Fills one tensor's place in a parameter, chunk by chunk."""
+    name, rows = piece.name.format(l=layer), piece.shape[0]
+    if not piece.linear:
+        for start, stop in _chunks(rows, 1, 1, piece.shape, checkpoint.dtype(name)):
+            chunk = checkpoint.read(name, start, stop)
+            array = jax.block_until_ready(_set_rows(array, chunk, layer, start, stacked))
+            advance(chunk.size)
+        return array
+    run = rows // piece.units
+    for start, stop in _chunks(rows, run, array.shape[-1], piece.shape, checkpoint.dtype(name)):
+        chunk = checkpoint.read(name, start, stop)
+        chunk = chunk.reshape(-1, min(run, stop - start), piece.shape[1])
+        column = piece.column + start % run
+        array = jax.block_until_ready(_set_columns(array, chunk, layer, start // run, column, piece.units, stacked))
+        advance(chunk.size)
+    return array
+
+
+def _chunks(rows: int, run: int, line: int, shape: tuple[int, ...], dtype: np.dtype) -> list[tuple[int, int]]:
+    """Ranges of rows of at most CHUNK_BYTES: whole runs if one fits, else whole lines of a run, else part of a line.
+
+    A line is what the last axis of the parameter holds.
+    """
+    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
+    fitting = max(1, CHUNK_BYTES // row_bytes)
+    inner, outer = (run, rows) if fitting >= run else (line, run) if fitting >= line else (1, line)
+    step = fitting // inner * inner
+    return [
+        (first + start, first + min(start + step, outer))
+        for first in range(0, rows, outer)
+        for start in range(0, outer, step)
+    ]
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="stacked")
+def _set_rows(array, chunk, layer, start, stacked):
+    table = array if stacked else array[None]
+    table = jax.lax.dynamic_update_slice(
+        table, chunk[None].astype(array.dtype), (layer, start) + (0,) * (chunk.ndim - 1)
+    )
+    return table.reshape(array.shape)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames=("units", "stacked"))
+def _set_columns(array, chunk, layer, unit, column, units, stacked):
+    # The last axis is kept apart: merged with the one before it, its sharding would be lost in silence.
+    layers, line = array.shape[0] if stacked else 1, array.shape[-1]
+    num_units, run, num_in = chunk.shape
+    table = array.reshape(layers, num_in, units, -1, line)
+    chunk = chunk.astype(array.dtype).transpose(2, 0, 1)
+    chunk = chunk.reshape(1, num_in, num_units, max(1, run // line), min(run, line))
+    place = (layer, 0, unit, column // line, column % line)
+    return jax.lax.dynamic_update_slice(table, chunk, place).reshape(array.shape)
+
+
+def _zeros(spec: ParamSpec, dtype: jnp.dtype, sharding: Sharding) -> jax.Array:
+    return jax.jit(lambda: jnp.zeros(spec.stored_shape, dtype), out_shardings=sharding)()
+
+
+def _random(shape, dtype, is_norm: bool, norm_offset: float, key):
+    if is_norm:
+        return jnp.full(shape, 1.0 - norm_offset, dtype)
+    return jax.random.uniform(key, shape, dtype, -0.03, 0.03)

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API over AsyncLLM. Knows HTTP and JSON; no scheduling, no arrays."""

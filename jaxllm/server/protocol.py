@@ -1,0 +1,63 @@
+"""Bodies of requests, as OpenAI's clients send them, with vLLM's names for what OpenAI has not. Knows no engine."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, SkipValidation
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What both kinds of completion share. None means the default; what is not named here is in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Says whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Says whether each chunk of a stream tells the usage so far."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    # Checked by hand: a prompt may be 100,000 token ids, and pydantic would report each of them against each type.
+    prompt: Annotated[str | list[str] | list[int] | list[list[int]], SkipValidation]

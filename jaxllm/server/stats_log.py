@@ -1,0 +1,29 @@
+"""The periodic log line of a busy server. Knows counters and gauges; no requests."""
+
+import asyncio
+import logging
+import time
+
+from jaxllm.api.async_llm import AsyncLLM
+from jaxllm.server.metrics import ServerMetrics
+
+logger = logging.getLogger(__name__)
+
+
+async def log_stats(llm: AsyncLLM, metrics: ServerMetrics, every: float) -> None:
+    """Logs what the engine does until cancelled; says nothing while nothing happens."""
+    then, prompt, generation = time.monotonic(), metrics.num_prompt_tokens, metrics.num_generation_tokens
+    while True:
+        await asyncio.sleep(every)
+        now, stats = time.monotonic(), llm.stats
+        new_prompt, new_generation = metrics.num_prompt_tokens - prompt, metrics.num_generation_tokens - generation
+        if stats.running or stats.waiting or new_prompt or new_generation:
+            logger.info(
+                "running %d, waiting %d, KV use %.1f%%, prompt %.1f tok/s, generation %.1f tok/s",
+                stats.running,
+                stats.waiting,
+                100 * stats.kv_usage,
+                new_prompt / (now - then),
+                new_generation / (now - then),
+            )
+        then, prompt, generation = now, prompt + new_prompt, generation + new_generation

@@ -1,0 +1,1 @@
+"""Choosing a token from logits, one row per request."""

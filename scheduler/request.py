@@ -1,0 +1,101 @@
+"""One request and what is told of it after a step. Knows token ids as integers: no text, no sampling, no device."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxllm.scheduler.record import record
+
+type FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands; a preempted one is WAITING again."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt, its stop rules and its progress. Only the scheduler writes it.
+
+    No field says prefill or decode: each step moves `num_computed` towards `num_tokens`.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    max_new_tokens: int
+    eos_token_ids: frozenset[int] = frozenset()  # empty when the user ignores EOS
+    stop_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    arrival_time: float = 0.0
+    params: object = None  # the engine's; never looked at here
+
+    output_ids: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)  # one per KV group
+    row: int | None = None
+    num_computed: int = 0  # tokens whose KV is in the cache, or is being written by a step already dispatched
+    num_in_flight: int = 0  # tokens sampled by dispatched steps that the host has not read yet
+    num_to_recompute: int = 0  # tokens from num_computed on whose KV was thrown away and not yet computed again
+    num_preemptions: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Counts the tokens that the host has seen."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Counts the tokens that exist, those which only the device has seen included."""
+        return self.num_known + self.num_in_flight
+
+    @property
+    def num_pending(self) -> int:
+        """Counts the tokens that steps have still to compute before the next one can be sampled."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_fully_sampled(self) -> bool:
+        """Says whether dispatched steps sample its last token, so that the next updates are bound to finish it."""
+        return len(self.output_ids) + self.num_in_flight >= self.max_new_tokens
+
+    def check_running(self, block_size: int) -> None:
+        """A running request has a row, room for what is computed, and something left to compute or to read."""
+        assert self.status is RequestStatus.RUNNING, self.request_id
+        assert self.row is not None, self.request_id
+        assert len({len(table) for table in self.block_tables}) == 1, self.request_id
+        assert self.num_computed <= len(self.block_tables[0]) * block_size, self.request_id
+        assert self.num_pending > 0, self.request_id
+        self._check_counts()
+
+    def check_waiting(self) -> None:
+        """A waiting request holds nothing."""
+        assert self.status is RequestStatus.WAITING, self.request_id
+        assert self.row is None, self.request_id
+        assert self.num_computed == 0, self.request_id
+        assert not any(self.block_tables), self.request_id
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        assert self.num_in_flight >= 0, self.request_id
+        assert self.num_to_recompute >= 0, self.request_id
+        assert len(self.output_ids) + self.num_in_flight <= self.max_new_tokens, self.request_id
+
+
+@record
+class RequestUpdate:
+    """What one step, an abort or a failure brought a request."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()  # new ones; a stop token is among them
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0

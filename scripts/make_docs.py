@@ -1,0 +1,83 @@
+"""Writes the tables of docs/flags.md from the dataclasses that define the flags. Knows their fields; starts no engine.
+
+Run it after a flag has changed: `make docs`. With --check it writes nothing, and its exit status says whether the page
+is up to date.
+"""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
+from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
+
+PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
+
+
+def spelled(name: str, default: object) -> str:
+    """The spelling on the command line; a switch has two."""
+    dashed = name.replace("_", "-")
+    return f"`--{dashed}` / `--no-{dashed}`" if isinstance(default, bool) else f"`--{dashed}`"
+
+
+def shown(value: object) -> str:
+    """A default as one would type it; nothing where there is none."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value))
+    return "" if value in (None, "") else f"`{value}`"
+
+
+def flag_table(args: type) -> str:
+    """One row for each field of a dataclass of flags."""
+    rows = ["| flag | default | meaning |", "| --- | --- | --- |"]
+    for field in dataclasses.fields(args):
+        meaning = field.metadata["help"].replace("|", "\\|")
+        rows.append(f"| {spelled(field.name, field.default)} | {shown(field.default)} | {meaning} |")
+    return "\n".join(rows)
+
+
+def refused_table(not_built: Mapping[str, object]) -> str:
+    """One row for each flag whose feature does not exist yet, with the one value that it may have."""
+    rows = ["| flag | accepted value |", "| --- | --- |"]
+    rows += [f"| `--{name.replace('_', '-')}` | {shown(value) or 'none'} |" for name, value in not_built.items()]
+    return "\n".join(rows)
+
+
+def fill(page: str, tables: Mapping[str, str]) -> str:
+    """Puts each table between its two markers.
+
+    Raises:
+        ValueError: the page lacks the markers of a table.
+    """
+    for name, table in tables.items():
+        marked = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        page, count = re.subn(marked, lambda m, table=table: f"{m[1]}{table}\n{m[2]}", page, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"{PAGE.name} has the markers of {name!r} {count} times, not once")
+    return page
+
+
+def main() -> int:
+    """Writes the page, or checks it; gives the exit status."""
+    tables = {
+        "engine flags": flag_table(EngineArgs),
+        "server flags": flag_table(ServerArgs),
+        "refused engine flags": refused_table(NOT_BUILT),
+        "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
+    }
+    old = PAGE.read_text()
+    new = fill(old, tables)
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(new)
+        return 0
+    if new != old:
+        print("docs/flags.md is out of date: run `make docs`", file=sys.stderr)
+    return int(new != old)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""What tests of several folders share: a compile cache, the golden folder, the packaged model, other processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxllm import LLM
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_cache(request: pytest.FixtureRequest) -> None:
+    """One on-disk cache for all tests: engines of the same shape compile once."""
+    assert request.config.cache is not None
+    jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of checkpoints with random weights and of what they must produce."""
+    return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def run_program() -> Callable[..., str]:
+    """Runs Python source in a process of its own, with so many virtual CPU devices; gives what it printed.
+
+    The number of devices is fixed when jax starts: set here, it would change for every other test too.
+    """
+
+    def run(source: str, *arguments: object, num_devices: int = 1, timeout: float = 120) -> str:
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
+            "NPROC": "32",  # too few threads for the devices abort the process
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", source, *map(str, arguments)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[LLM]:
+    """The packaged model, started once; tests leave it idle."""
+    with LLM(
+        "smollm2",
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=16,
+        kv_cache_memory_bytes=200 << 20,
+        enforce_eager=True,
+    ) as llm:
+        yield llm

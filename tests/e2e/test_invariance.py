@@ -1,0 +1,116 @@
+"""The same tokens whatever the batch, the chunking, the block size, preemption, arrivals and neighbours."""
+
+import random
+
+import pytest
+
+from jaxllm import SamplingParams
+
+FAMILIES = ("llama", "gemma3_text")
+ROOMY = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 1024}
+
+
+def requests(cases: list[dict], count: int, seed: int = 0) -> dict[str, tuple[list[int], SamplingParams]]:
+    """A mix of lengths, greedy and sampled, with top_k, top_p and 64-bit seeds."""
+    rng = random.Random(seed)
+    mixed = {}
+    for i in range(count):
+        prompt = [rng.randrange(3, 300) for _ in range(rng.randint(1, 70))]
+        if i < len(cases):
+            prompt = cases[i]["prompt_ids"]
+        max_tokens = rng.randint(8, 40)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        if i % 3:
+            params = params.replace(
+                temperature=rng.choice([0.5, 1.0, 1.7]),
+                top_k=rng.choice([0, 5, 40]),
+                top_p=rng.choice([1.0, 0.8]),
+                seed=rng.getrandbits(64),
+            )
+        mixed[f"r{i}"] = (prompt, params)
+    return mixed
+
+
+def run_together(driver, mixed) -> dict[str, list[int]]:
+    for name, (prompt, params) in mixed.items():
+        driver.add(name, prompt, params)
+    driver.run()
+    assert all(driver.ends[name] == "length" for name in mixed)
+    return {name: driver.tokens[name] for name in mixed}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def truth(request, engine_of, golden_cases):
+    """32 mixed requests, and the tokens of each when it runs alone."""
+    mixed = requests(golden_cases(request.param), 32)
+    tokens = {}
+    with engine_of(request.param, **ROOMY) as driver:
+        for name, one in mixed.items():
+            tokens |= run_together(driver, {name: one})
+    return request.param, mixed, tokens
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [16, 64, 2048])
+def test_tokens_do_not_depend_on_the_batch_nor_on_chunking(truth, engine_of, max_num_batched_tokens):
+    family, mixed, alone = truth
+    with engine_of(family, **ROOMY | {"max_num_batched_tokens": max_num_batched_tokens}) as driver:
+        assert run_together(driver, mixed) == alone
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_tokens_do_not_depend_on_the_block_size(truth, engine_of, block_size):
+    family, mixed, alone = truth
+    with engine_of(family, **ROOMY, block_size=block_size) as driver:
+        assert run_together(driver, mixed) == alone
+
+
+def test_tokens_survive_a_pool_so_small_that_requests_are_preempted_many_times(truth, engine_of):
+    family, mixed, alone = truth
+    groups = 3 if family == "gemma3_text" else 1
+    with engine_of(
+        family, **ROOMY | {"num_gpu_blocks_override": 1 + 22 * groups, "max_model_len": 176, "block_size": 8}
+    ) as driver:
+        assert run_together(driver, mixed) == alone
+        stats = driver.engine.scheduler.stats
+        assert stats.num_preemptions >= 10
+        assert stats.num_recomputed_tokens > 0
+
+
+def test_tokens_do_not_depend_on_arrivals_nor_on_aborted_neighbours(truth, engine_of):
+    family, mixed, alone = truth
+    rng = random.Random(1)
+    waiting = list(mixed.items())
+    with engine_of(family, **ROOMY | {"max_num_seqs": 8, "num_gpu_blocks_override": 200}) as driver:
+        for name, (prompt, params) in mixed.items():
+            driver.tokens[name] = []
+            waiting.append((f"doomed-{name}", (prompt, params)))
+        rng.shuffle(waiting)
+        doomed: list[str] = []
+        while waiting or driver.engine.has_work:
+            for _ in range(min(rng.randint(0, 3), len(waiting))):
+                name, (prompt, params) = waiting.pop()
+                driver.add(name, prompt, params)
+                if name.startswith("doomed-"):
+                    doomed.append(name)
+            if doomed and rng.random() < 0.4:
+                driver.abort(doomed.pop(rng.randrange(len(doomed))))
+            driver.step()
+        assert driver.engine.scheduler.stats.kv_usage == 0.0
+        assert {name: driver.tokens[name] for name in mixed} == alone
+        assert any(end == "abort" for end in driver.ends.values())
+
+
+def test_a_request_without_a_seed_keeps_the_one_it_drew(engine_of, golden_cases):
+    prompt = golden_cases("llama")[2]["prompt_ids"]
+    params = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
+    runs = []
+    for blocks in (64, 8):  # the second preempts
+        with engine_of("llama", max_num_seqs=4, max_model_len=64, num_gpu_blocks_override=blocks, seed=5) as driver:
+            for name in "abcd":
+                driver.add(name, prompt, params)
+            driver.run()
+            runs.append(dict(driver.tokens))
+            preempted = driver.engine.scheduler.stats.num_preemptions
+    assert runs[0] == runs[1]
+    assert preempted > 0
+    assert len({tuple(tokens) for tokens in runs[0].values()}) == 4

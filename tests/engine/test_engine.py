@@ -1,0 +1,214 @@
+"""The engine's loop with a stand-in for the device: order of work, failures, and a step that hangs."""
+
+import logging
+import time
+
+import pytest
+
+from jaxllm import SamplingParams
+from jaxllm.config.errors import InputError
+from jaxllm.engine.buckets import make_buckets
+from jaxllm.engine.engine import Engine, EngineLimits
+from jaxllm.engine.input_builder import InputBuilder, PackedStep
+from jaxllm.engine.step_inputs import host_views
+from jaxllm.engine.watchdog import Watchdog
+from jaxllm.scheduler.block_pool import BlockPool
+from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
+
+ROWS, BLOCK, VOCAB, MAX_LEN = 4, 4, 1000, 64
+
+
+class Answer:
+    def __init__(self, runner: "EchoRunner", tokens: list[int], step: int):
+        self._runner, self._tokens, self._step = runner, tokens, step
+
+    def read(self) -> list[int]:
+        self._runner.log.append(("read", self._step))
+        time.sleep(self._runner.delay)
+        if self._step in self._runner.fail_reads:
+            raise RuntimeError("the device fell over\nsecond line")
+        return self._tokens
+
+
+class EchoRunner:
+    """Stands in for the model: the next token is the last one plus one. Keeps row state as a device would."""
+
+    def __init__(self):
+        self.log: list[tuple[str, int]] = []
+        self.steps = 0
+        self.resets = 0
+        self.delay = 0.0
+        self.fail_launches: set[int] = set()
+        self.fail_reads: set[int] = set()
+        self.last = [0] * (ROWS + 1)
+
+    def execute(self, step: PackedStep) -> Answer:
+        self.steps += 1
+        if self.steps in self.fail_launches:
+            raise ValueError("no such program")
+        self.log.append(("launch", self.steps))
+        inputs = host_views(step.packed, step.shape, 1)
+        tokens = []
+        for b in range(step.shape.num_requests):
+            token = inputs.token[max(inputs.query_start[b + 1] - 1, 0)]
+            token = self.last[inputs.row[b]] if token < 0 else int(token)
+            tokens.append((token + 1) % VOCAB)
+            if inputs.samples[b]:
+                self.last[inputs.row[b]] = tokens[-1]
+        return Answer(self, tokens, self.steps)
+
+    def reset(self) -> None:
+        self.resets += 1
+        self.last = [-500] * (ROWS + 1)
+
+
+def make_engine(runner: EchoRunner, num_blocks: int = 65, timeout: float = 60.0, eos: tuple[int, ...] = ()) -> Engine:
+    buckets = make_buckets(ROWS, 16, MAX_LEN // BLOCK, coarse=True)
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=ROWS, max_num_batched_tokens=16, max_model_len=MAX_LEN),
+        BlockPool(num_blocks, BLOCK),
+        KVGroups(),
+    )
+    limits = EngineLimits(vocab_size=VOCAB, max_model_len=MAX_LEN, eos_token_ids=eos)
+    builder = InputBuilder(buckets, ROWS, MAX_LEN // BLOCK, 1)
+    return Engine(scheduler, builder, runner, limits, Watchdog(timeout))
+
+
+def greedy(max_tokens: int, **options) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **options)
+
+
+def run(engine: Engine):
+    tokens: dict[str, list[int]] = {}
+    ends: dict[str, tuple[str, str | None]] = {}
+    while engine.has_work:
+        for update in engine.step():
+            tokens.setdefault(update.request_id, []).extend(update.token_ids)
+            if update.finish_reason:
+                assert update.request_id not in ends
+                ends[update.request_id] = (update.finish_reason, update.error)
+        engine.scheduler.check()
+    assert engine.scheduler.stats.kv_usage == 0.0
+    return tokens, ends
+
+
+def count_up(start: int, count: int) -> list[int]:
+    return [(start + i) % VOCAB for i in range(count)]
+
+
+def test_each_step_is_launched_before_the_tokens_of_the_one_before_are_read():
+    runner = EchoRunner()
+    engine = make_engine(runner)
+    engine.add("a", [1, 2, 3], greedy(4))
+    tokens, ends = run(engine)
+    assert tokens == {"a": [4, 5, 6, 7]}
+    assert ends == {"a": ("length", None)}
+    assert runner.log == [
+        ("launch", 1),
+        ("launch", 2),
+        ("read", 1),
+        ("launch", 3),
+        ("read", 2),
+        ("launch", 4),
+        ("read", 3),
+        ("read", 4),
+    ]
+
+
+def test_a_stop_found_late_costs_one_discarded_token():
+    engine = make_engine(EchoRunner(), eos=(6,))
+    engine.add("a", [1, 2, 3], greedy(30))
+    engine.add("b", [1, 2, 3], greedy(5, ignore_eos=True))
+    tokens, ends = run(engine)
+    assert tokens == {"a": [4, 5, 6], "b": [4, 5, 6, 7, 8]}
+    assert ends["a"][0] == "stop"
+    assert engine.scheduler.stats.num_discarded_tokens == 1
+
+
+@pytest.mark.parametrize("where", ["launch", "read"])
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_a_step_that_raises_fails_only_its_requests_with_the_cause(where, step, caplog):
+    runner = EchoRunner()
+    (runner.fail_launches if where == "launch" else runner.fail_reads).add(step)
+    engine = make_engine(runner)
+    for i in range(7):  # four rows: three wait, and are in no step that fails
+        engine.add(f"r{i}", count_up(10 * i, 3 + i), greedy(6))
+    with caplog.at_level(logging.ERROR):
+        tokens, ends = run(engine)
+    failed = {name for name, (reason, _) in ends.items() if reason == "error"}
+    assert failed
+    assert failed <= {"r0", "r1", "r2", "r3"}
+    assert runner.resets == 1
+    cause = "no such program" if where == "launch" else "the device fell over"
+    for name in failed:
+        error = ends[name][1] or ""
+        assert cause in error
+        assert "\n" not in error
+    for i in range(7):
+        if f"r{i}" not in failed:
+            assert tokens[f"r{i}"] == count_up(10 * i + 3 + i, 6)
+            assert ends[f"r{i}"] == ("length", None)
+
+
+def test_requests_outside_a_failed_step_are_computed_again_and_lose_nothing():
+    runner = EchoRunner()
+    engine = make_engine(runner)
+    engine.add("long", count_up(100, 40), greedy(8))  # fills the budget of 16 a step for three steps
+    engine.add("next", count_up(500, 2), greedy(8))
+    runner.fail_reads.add(1)
+    tokens, ends = run(engine)
+    assert ends["long"][0] == "error"
+    assert tokens["next"] == count_up(502, 8)
+
+
+def test_a_step_that_hangs_is_named_while_it_hangs(caplog):
+    runner = EchoRunner()
+    runner.delay = 0.4
+    engine = make_engine(runner, timeout=0.1)
+    engine.add("slow-one", [1, 2, 3], greedy(1))
+    with caplog.at_level(logging.WARNING):
+        tokens, _ = run(engine)
+    assert tokens == {"slow-one": [4]}
+    assert "hanging: step 1 (mixed T=" in caplog.text
+    assert "slow-one" in caplog.text
+    assert "step_timeout 0.1 s" in caplog.text
+    assert engine.hanging is None
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([1, VOCAB], "token id 1000 at position 1 is outside the vocabulary of 1,000"),
+        ([-1], "token id -1 at position 0"),
+        ([1] * MAX_LEN, "the prompt has 64 tokens, but max_model_len 64 leaves room for 63"),
+    ],
+)
+def test_a_prompt_the_model_cannot_take_is_refused_in_one_line(prompt, message):
+    engine = make_engine(EchoRunner())
+    with pytest.raises(InputError, match=message) as caught:
+        engine.add("a", prompt, greedy(1))
+    assert "\n" not in str(caught.value)
+    assert not engine.has_work
+
+
+def test_a_request_that_could_never_fit_the_pool_is_refused_with_the_numbers():
+    engine = make_engine(EchoRunner(), num_blocks=5)
+    with pytest.raises(ValueError, match=r"6 KV blocks \(3 prompt \+ 20 output tokens, 4 a block.*the cache has 4"):
+        engine.add("a", [1, 2, 3], greedy(20))
+
+
+def test_stop_token_ids_outside_the_vocabulary_are_refused():
+    with pytest.raises(InputError, match="stop_token_ids: token id 1001"):
+        make_engine(EchoRunner()).add("a", [1], greedy(1, stop_token_ids=[1001]))
+
+
+def test_a_full_cache_preempts_and_every_request_still_gets_its_tokens():
+    engine = make_engine(EchoRunner(), num_blocks=17)
+    for i in range(6):
+        engine.add(f"r{i}", count_up(100 * i, 5), greedy(20))
+    tokens, _ = run(engine)
+    assert engine.scheduler.stats.num_preemptions > 0
+    assert tokens == {f"r{i}": count_up(100 * i + 5, 20) for i in range(6)}

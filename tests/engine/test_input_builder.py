@@ -1,0 +1,193 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.config.sampling_params import SamplingParams
+from jaxllm.engine.buckets import make_buckets
+from jaxllm.engine.input_builder import InputBuilder, known_tokens
+from jaxllm.engine.step_inputs import UNKNOWN_TOKEN, host_views
+from jaxllm.scheduler.batch import Scheduled, ScheduledBatch
+from jaxllm.scheduler.request import Request
+
+ROWS, MAX_BLOCKS, GROUPS = 8, 12, 2
+BUCKETS = make_buckets(ROWS, 64, MAX_BLOCKS, coarse=False)
+
+
+def make_request(prompt, output=(), tables=((1, 2), (3, 4)), **params: Any):
+    params.setdefault("temperature", 0.0)
+    request = Request("r", list(prompt), 20, params=SamplingParams(**params))
+    request.output_ids += output
+    request.block_tables = [list(table) for table in tables]
+    return request
+
+
+def scheduled(request, row, start, count, samples=True):
+    return Scheduled(request, row, start, count, samples)
+
+
+@pytest.fixture
+def builder():
+    return InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, seed=5)
+
+
+def build(builder, *items):
+    """The shape and the fields of a step, as arrays."""
+    shape, packed = builder.build(ScheduledBatch(items, (), 1))
+    assert packed.dtype == np.int32
+    return shape, host_views(packed, shape, GROUPS)
+
+
+def test_known_tokens_come_from_prompt_and_output_and_the_device():
+    request = make_request([10, 11, 12], [13, 14])
+    assert known_tokens(request, 0, 2) == [10, 11]
+    assert known_tokens(request, 1, 3) == [11, 12, 13]
+    assert known_tokens(request, 3, 2) == [13, 14]
+    assert known_tokens(request, 4, 2) == [14, UNKNOWN_TOKEN]
+    assert known_tokens(request, 5, 1) == [UNKNOWN_TOKEN]
+    assert known_tokens(request, 0, 6) == [10, 11, 12, 13, 14, UNKNOWN_TOKEN]
+    assert known_tokens(make_request([10]), 1, 1) == [UNKNOWN_TOKEN]
+
+
+def test_a_ragged_batch_is_laid_out_flat_and_padded(builder):
+    chunk = make_request(range(100, 110), tables=((5, 6), (7, 8)))
+    middle = make_request(range(200, 230), tables=((9,), (10,)))
+    one = make_request([30], [31])
+    shape, inputs = build(
+        builder, scheduled(chunk, 4, 3, 5, False), scheduled(middle, 0, 0, 2, False), scheduled(one, 7, 1, 1)
+    )
+    assert (shape.program, shape.num_tokens, shape.num_requests) == ("mixed", 32, 4)
+    assert inputs.token[:8].tolist() == [103, 104, 105, 106, 107, 200, 201, 31]
+    assert inputs.position[:8].tolist() == [3, 4, 5, 6, 7, 0, 1, 1]
+    assert inputs.request[:8].tolist() == [0] * 5 + [1] * 2 + [2]
+    assert inputs.query_start.tolist() == [0, 5, 7, 8, 8]
+    assert inputs.context_len.tolist() == [8, 2, 2, 0]
+    assert inputs.samples.tolist() == [0, 0, 1, 0]
+    assert inputs.row.tolist() == [4, 0, 7, ROWS]  # padding goes to the spare row
+    assert (inputs.position[8:] == -1).all()
+    assert (inputs.request[8:] < 4).all()
+    assert inputs.block_table[:, 0, :3].tolist() == [[5, 6, 0], [7, 8, 0]]
+    assert inputs.block_table[:, 1, :3].tolist() == [[9, 0, 0], [10, 0, 0]]
+    assert not inputs.block_table[:, 3].any()
+
+
+def test_a_decode_batch_has_one_token_per_row_padding_included(builder):
+    items = [scheduled(make_request([20 + i], [40 + i]), row, 1, 1) for i, row in enumerate((6, 2, 3))]
+    shape, inputs = build(builder, *items)
+    assert (shape.program, shape.num_tokens, shape.num_requests) == ("decode", 4, 4)
+    assert inputs.token[:3].tolist() == [40, 41, 42]
+    assert inputs.query_start.tolist() == [0, 1, 2, 3, 4]
+    assert inputs.request.tolist() == [0, 1, 2, 3]
+    assert inputs.position.tolist() == [1, 1, 1, -1]
+    assert inputs.context_len.tolist() == [2, 2, 2, 0]
+    assert inputs.row.tolist() == [6, 2, 3, ROWS]
+    assert inputs.samples.tolist() == [1, 1, 1, 0]
+
+
+def test_a_token_still_in_flight_is_left_to_the_device(builder):
+    request = make_request([1, 2, 3])
+    request.num_in_flight = 1
+    _, inputs = build(builder, scheduled(request, 0, 3, 1))
+    assert inputs.token[0] == UNKNOWN_TOKEN
+    assert inputs.position[0] == 3
+    assert inputs.context_len[0] == 4
+
+
+def test_tables_grow_by_what_is_new(builder):
+    request = make_request(range(30), tables=((1,), (2,)))
+    build(builder, scheduled(request, 0, 0, 4, False))
+    request.block_tables[0] += [5, 7]
+    request.block_tables[1] += [6, 8]
+    _, inputs = build(builder, scheduled(request, 0, 4, 4, False))
+    assert inputs.block_table[:, 0, :4].tolist() == [[1, 5, 7, 0], [2, 6, 8, 0]]
+    _, inputs = build(builder, scheduled(request, 0, 8, 1, False))
+    assert inputs.block_table[:, 0, :4].tolist() == [[1, 5, 7, 0], [2, 6, 8, 0]]
+
+
+def test_a_row_keeps_nothing_of_its_owner_before(builder):
+    first = make_request(range(9), tables=((1, 2, 3), (4, 5, 6)), temperature=0.7, seed=99, top_k=3)
+    build(builder, scheduled(first, 2, 0, 9))
+    second = make_request(range(3), tables=((7,), (8,)))
+    shape, inputs = build(builder, scheduled(second, 2, 0, 3))
+    assert shape.variant == "greedy"
+    assert inputs.block_table[:, 0, :4].tolist() == [[7, 0, 0, 0], [8, 0, 0, 0]]
+    assert (inputs.temperature[0], inputs.top_k[0], inputs.seed[0].tolist()) == (0.0, 0, [0, 0])
+
+
+def test_a_request_that_was_preempted_and_comes_back_to_its_row_gets_its_new_blocks(builder):
+    request = make_request(range(9), tables=((1, 2), (3, 4)))
+    build(builder, scheduled(request, 1, 0, 9))
+    request.num_preemptions += 1
+    request.block_tables = [[5], [6]]
+    _, inputs = build(builder, scheduled(request, 1, 0, 4, False))
+    assert inputs.block_table[:, 0, :3].tolist() == [[5, 0, 0], [6, 0, 0]]
+
+
+def test_forgotten_rows_are_copied_anew(builder):
+    request = make_request(range(9), tables=((1, 2), (3, 4)))
+    build(builder, scheduled(request, 1, 0, 9))
+    builder.forget_rows()
+    request.block_tables = [[5, 6], [7, 8]]  # as long as before: only forgetting can tell
+    _, inputs = build(builder, scheduled(request, 1, 0, 9))
+    assert inputs.block_table[:, 0, :2].tolist() == [[5, 6], [7, 8]]
+
+
+def test_each_step_gets_an_array_of_its_own(builder):
+    request = make_request(range(9))
+    _, first = build(builder, scheduled(request, 0, 0, 4, False))
+    before = first.token.copy()
+    _, second = build(builder, scheduled(request, 0, 4, 4, False))
+    np.testing.assert_array_equal(first.token, before)
+    assert not np.shares_memory(first.token, second.token)
+
+
+def test_the_variant_is_the_least_that_the_sampling_rows_need(builder):
+    greedy, sampled = make_request([1, 2]), make_request([1, 2], temperature=1.0)
+    top_k, top_p = make_request([1, 2], temperature=1.0, top_k=3), make_request([1, 2], temperature=1.0, top_p=0.5)
+    greedy_top_p = make_request([1, 2], top_p=0.5)
+
+    def variant(*requests, samples=True):
+        items = [scheduled(request, row, 0, 2, samples) for row, request in enumerate(requests)]
+        return build(builder, *items)[0].variant
+
+    assert variant(greedy, greedy_top_p) == "greedy"
+    assert variant(greedy, sampled) == "sampled"
+    assert variant(top_k, sampled) == "full"
+    assert variant(greedy, top_p) == "full"
+    assert variant(top_p, samples=False) == "greedy"  # a chunk in the middle of a prompt samples nothing
+
+
+@pytest.mark.parametrize(
+    ("seed", "low", "high"),
+    [
+        (7, 7, 0),
+        (1 << 32, 0, 1),
+        (2**64 - 1, 2**32 - 1, 2**32 - 1),
+        (-1, 2**32 - 1, 2**32 - 1),
+        (0xDEADBEEF_12345678, 0x12345678, 0xDEADBEEF),
+    ],
+)
+def test_all_64_bits_of_a_seed_travel(builder, seed, low, high):
+    _, inputs = build(builder, scheduled(make_request([1], temperature=1.5, seed=seed), 0, 0, 1))
+    assert inputs.seed[0].tolist() == [low, high]
+    assert inputs.seed.dtype == np.uint32
+
+
+def test_sampling_numbers_travel_with_their_row(builder):
+    mine = make_request([1], temperature=1.5, top_p=0.25, top_k=40)
+    plain = make_request([1], temperature=0.5, top_k=-1)
+    _, inputs = build(builder, scheduled(plain, 5, 0, 1), scheduled(mine, 1, 0, 1))
+    assert inputs.temperature[:2].tolist() == [0.5, 1.5]
+    assert inputs.top_p[:2].tolist() == [1.0, 0.25]
+    assert inputs.top_k[:2].tolist() == [0, 40]
+
+
+def test_drawn_seeds_follow_from_the_engines_seed():
+    def draws(seed):
+        builder = InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, seed)
+        return [builder.draw_seed() for _ in range(50)]
+
+    assert draws(5) == draws(5) != draws(6)
+    assert len(set(draws(5))) == 50
+    assert all(0 <= seed < 2**64 for seed in draws(5))
+    assert max(draws(5)) >= 2**63

@@ -1,0 +1,50 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.engine.buckets import StepShape
+from jaxllm.engine.step_inputs import field_shapes, host_views, packed_size, unpack
+
+SHAPES = [(StepShape(1, 1, 1, "greedy"), 1), (StepShape(7, 3, 5, "full"), 3)]
+
+
+def filled(shape, num_groups):
+    """A packed step with telling bits in every field, and what was written."""
+    packed = np.zeros(packed_size(shape, num_groups), np.int32)
+    views = host_views(packed, shape, num_groups)
+    rng = np.random.default_rng(0)
+    written = []
+    for view in views:
+        if view.dtype == np.float32:
+            values = rng.normal(size=view.shape).astype(np.float32)
+            values.flat[0] = np.float32(1e-40)  # a subnormal: its bits must travel, not its value
+        elif view.dtype == np.uint32:
+            values = rng.integers(2**31, 2**32, view.shape, dtype=np.uint32)
+        else:
+            values = rng.integers(-(2**31), 2**31, view.shape, dtype=np.int64).astype(np.int32)
+            values.flat[0] = -1
+        view[...] = values
+        written.append(values)
+    return packed, written
+
+
+@pytest.mark.parametrize(("shape", "num_groups"), SHAPES)
+def test_the_step_reads_what_the_host_wrote(shape, num_groups):
+    packed, written = filled(shape, num_groups)
+    fields = jax.jit(unpack, static_argnums=(1, 2))(jnp.asarray(packed), shape, num_groups)
+    specs = field_shapes(shape, num_groups)
+    for name, field, values, (dims, dtype) in zip(fields._fields, fields, written, specs, strict=True):
+        assert field.shape == dims, name
+        assert field.dtype == dtype, name
+        assert np.asarray(field).tobytes() == values.tobytes(), name
+
+
+@pytest.mark.parametrize(("shape", "num_groups"), SHAPES)
+def test_fields_do_not_overlap_and_fill_the_array(shape, num_groups):
+    packed = np.zeros(packed_size(shape, num_groups), np.int32)
+    for view in host_views(packed, shape, num_groups):
+        assert view.base is not None, "the host must write through"
+        assert not view.any(), "another field has been here"
+        view[...] = 1
+    assert (packed != 0).all()

@@ -1,0 +1,126 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec, SingleDeviceSharding
+
+from jaxllm.kernels.select import select
+from jaxllm.mesh.build import build_mesh
+from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
+from jaxllm.models.decoder import Kernels, StepContext
+from jaxllm.models.forward import build_program, choose_loop, project, rope_tables, run_layers, weights_tree
+from jaxllm.models.loader import load_weights
+from jaxllm.models.registry import find_family
+
+BLOCK_SIZE = 8
+KERNELS = Kernels(*(select(name, platform="cpu") for name in Kernels._fields))
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
+def model(request, golden):
+    """A family's name, its program and its weights, stacked."""
+    checkpoint = SafetensorsFolder(golden / request.param)
+    _, family = find_family(checkpoint.config)
+    cfg = family.configure(checkpoint.config)
+    program = build_program(cfg, "scan")
+    device = SingleDeviceSharding(jax.devices()[0])
+    pieces = family.pieces(cfg)
+    weights = load_weights(program, checkpoint, pieces, jnp.dtype("float32"), lambda spec: device, progress=False)
+    return request.param, program, weights
+
+
+@pytest.fixture(scope="module")
+def case(model, golden):
+    """The golden prompt of 33 tokens: longer than the sliding window of 16, not a multiple of any block."""
+    cases = json.loads((golden / model[0] / "golden.json").read_text())["cases"]
+    return next(case for case in cases if len(case["prompt_ids"]) == 33)
+
+
+def step_context(cfg, num_cached, num_new):
+    """Tokens num_cached..num_cached+num_new of one request, whose blocks are 1, 2, ... in each group."""
+    num_groups, width = len(cfg.kv_layout.windows), -(-(num_cached + num_new) // BLOCK_SIZE)
+    position = jnp.arange(num_cached, num_cached + num_new)
+    table = 1 + jnp.arange(num_groups * width).reshape(num_groups, 1, width)
+    cos, sin = rope_tables(cfg, position)
+    return StepContext(
+        cos=cos,
+        sin=sin,
+        write_block=table[:, 0, position // BLOCK_SIZE],
+        write_offset=position % BLOCK_SIZE,
+        block_table=table,
+        query_start=jnp.asarray([0, num_new]),
+        context_len=jnp.asarray([num_cached + num_new]),
+    )
+
+
+def empty_cache(cfg, num_blocks=40):
+    shape = (cfg.kv_layout.layers_per_group, num_blocks, 2, cfg.num_kv_heads, BLOCK_SIZE, cfg.head_dim)
+    return jnp.zeros(shape)
+
+
+def forward(program):
+    """Jits the model over a 1x1 mesh, as a step does: (weights, kv, tokens, step) -> (logits [T, V], kv)."""
+
+    def logits(weights, kv, token_T, step):
+        hidden_TD, kv = run_layers(program, KERNELS, weights, kv, token_T, step)
+        return project(program, KERNELS, weights, hidden_TD), kv
+
+    whole = PartitionSpec()
+    return jax.jit(jax.shard_map(logits, mesh=build_mesh(), in_specs=whole, out_specs=whole, check_vma=False))
+
+
+# Gemma 3 has the most that differs between layers: windows, ropes, groups. Each way takes seconds to compile.
+@pytest.mark.parametrize("model", ["gemma3_text"], indirect=True)
+def test_all_ways_to_drive_the_layers_give_the_golden_logits(model, case):
+    _, program, weights = model
+    cfg, prompt = program.cfg, jnp.asarray(case["prompt_ids"])
+    separate = tuple(jax.tree.map(lambda w, l=l: w[l], weights["layers"]) for l in range(cfg.num_layers))
+    step = step_context(cfg, 0, len(prompt))
+    scanned, scanned_kv = forward(program)(weights, empty_cache(cfg), prompt, step)
+    assert scanned.dtype == jnp.float32
+    np.testing.assert_allclose(scanned[-1], case["logits_first"], atol=1e-3, rtol=1e-3)
+    unrolled = program._replace(loop="unroll")
+    for other, theirs in ((unrolled, weights), (program, weights | {"layers": separate})):
+        logits, kv = forward(other)(theirs, empty_cache(cfg), prompt, step)
+        np.testing.assert_allclose(logits, scanned, atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(kv, scanned_kv, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_a_prompt_in_chunks_gives_the_same_as_at_once(model, case):
+    _, program, weights = model
+    cfg, prompt, run = program.cfg, jnp.asarray(case["prompt_ids"]), forward(program)
+    kv, found = empty_cache(cfg), None
+    table = step_context(cfg, 0, len(prompt)).block_table
+    for start in range(0, 33, 11):
+        step = step_context(cfg, start, 11)
+        step = step._replace(block_table=table, write_block=table[:, 0, jnp.arange(start, start + 11) // BLOCK_SIZE])
+        found, kv = run(weights, kv, prompt[start : start + 11], step)
+    assert found is not None
+    np.testing.assert_allclose(found[-1], case["logits_first"], atol=1e-3, rtol=1e-3)
+
+
+def test_the_program_names_every_parameter_with_one_axis_per_dimension(model):
+    _, program, weights = model
+    for spec in program.params:
+        assert len(spec.stored_axes) == len(spec.stored_shape)
+        assert (spec.num_layers is None) == (spec.path[0] != "layers")
+    shapes = weights_tree({spec.path: spec.stored_shape for spec in program.params})
+    assert jax.tree.map(lambda w: w.shape, weights) == shapes
+
+
+def test_a_cpu_scans_and_a_gpu_unrolls():
+    assert (choose_loop("cpu"), choose_loop("gpu")) == ("scan", "unroll")
+
+
+def test_rope_tables_are_those_of_each_rope_at_each_position(model):
+    cfg = model[1].cfg
+    positions = np.array([0, 1, 511])
+    cos, sin = rope_tables(cfg, jnp.asarray(positions))
+    assert cos.shape == (len(cfg.ropes), 3, cfg.head_dim // 2)
+    for r, rope in enumerate(cfg.ropes):
+        angles = positions[:, None] * rope.inv_freq().astype(np.float64)
+        np.testing.assert_allclose(cos[r], np.cos(angles), atol=1e-4)
+        np.testing.assert_allclose(sin[r], np.sin(angles), atol=1e-4)

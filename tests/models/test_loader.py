@@ -1,0 +1,332 @@
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+from safetensors import safe_open
+
+from jaxllm.config.errors import InputError
+from jaxllm.models import loader
+from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
+from jaxllm.models.forward import build_program
+from jaxllm.models.loader import check_tensors, dummy_weights, load_weights
+from jaxllm.models.registry import find_family
+
+
+class ArrayCheckpoint:
+    """A checkpoint in memory, to take tensors away from, and that counts the rows it gives."""
+
+    def __init__(self, folder: Path):
+        opened = SafetensorsFolder(folder)
+        self.generation_config = {}
+        self.path, self.config = Path("model"), opened.config
+        self.tensors = {name: opened.read(name, 0, opened.shape(name)[0]) for name in opened.names()}
+        self.largest_read = 0
+
+    def names(self):
+        return self.tensors
+
+    def shape(self, name):
+        return self.tensors[name].shape
+
+    def dtype(self, name):
+        return self.tensors[name].dtype
+
+    def read(self, name, start, stop):
+        rows = self.tensors[name][start:stop]
+        self.largest_read = max(self.largest_read, rows.nbytes)
+        return rows
+
+    def tokenizer_fields(self):
+        return None
+
+
+def prepare(checkpoint):
+    _, family = find_family(checkpoint.config)
+    cfg = family.configure(checkpoint.config)
+    return build_program(cfg, "scan"), family.pieces(cfg)
+
+
+def on_one_device(spec):
+    return SingleDeviceSharding(jax.devices()[0])
+
+
+def load(checkpoint, dtype=jnp.float32):
+    program, pieces = prepare(checkpoint)
+    return load_weights(program, checkpoint, pieces, jnp.dtype(dtype), on_one_device, progress=False)
+
+
+def flat(weights):
+    return {".".join(k.key for k in path): np.asarray(v) for path, v in jax.tree_util.tree_leaves_with_path(weights)}
+
+
+def hugging_face_tensors(folder):
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="numpy") as opened:
+            tensors |= {name: opened.get_tensor(name).astype(np.float32) for name in opened.keys()}  # noqa: SIM118
+    return tensors
+
+
+def placed_by_hand(tensors, cfg):
+    """The layout, said once more: head by head, row by row."""
+    D, F, N, K, H, L = cfg.d_model, cfg.d_ff, cfg.num_q_heads, cfg.num_kv_heads, cfg.head_dim, cfg.num_layers
+    G = N // K
+    expected = {
+        "layers.attention.qkv_proj": np.zeros((L, D, K, G + 2, H), np.float32),
+        "layers.attention.o_proj": np.zeros((L, N, H, D), np.float32),
+        "layers.mlp.gate_up_proj": np.zeros((L, D, 2, F), np.float32),
+        "layers.mlp.down_proj": np.zeros((L, F, D), np.float32),
+        "embedding.tokens": tensors["model.embed_tokens.weight"],
+        "head.norm": tensors["model.norm.weight"],
+    }
+    if "lm_head.weight" in tensors:
+        expected["head.proj"] = tensors["lm_head.weight"]
+    for l in range(L):
+        q, k, v, o = (tensors[f"model.layers.{l}.self_attn.{name}_proj.weight"] for name in "qkvo")
+        qkv_proj = expected["layers.attention.qkv_proj"][l]
+        for n in range(N):
+            qkv_proj[:, n // G, n % G] = q[n * H : (n + 1) * H].T
+            expected["layers.attention.o_proj"][l, n] = o[:, n * H : (n + 1) * H].T
+        for j in range(K):
+            qkv_proj[:, j, G] = k[j * H : (j + 1) * H].T
+            qkv_proj[:, j, G + 1] = v[j * H : (j + 1) * H].T
+        gate, up, down = (tensors[f"model.layers.{l}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        expected["layers.mlp.gate_up_proj"][l, :, 0] = gate.T
+        expected["layers.mlp.gate_up_proj"][l, :, 1] = up.T
+        expected["layers.mlp.down_proj"][l] = down.T
+    norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    if cfg.post_norms:
+        norms |= {"post_attention_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
+        norms |= {"post_mlp_norm": "post_feedforward_layernorm"}
+        norms |= {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
+    for ours, theirs in norms.items():
+        expected[f"layers.{ours}"] = np.stack([tensors[f"model.layers.{l}.{theirs}.weight"] for l in range(L)])
+    return expected
+
+
+@pytest.mark.parametrize("name", ["llama_fp16_sharded", "gemma3_text"])
+def test_every_parameter_is_its_tensor_in_its_place(golden, name):
+    checkpoint = SafetensorsFolder(golden / name)
+    weights = flat(load(checkpoint))
+    expected = placed_by_hand(hugging_face_tensors(golden / name), prepare(checkpoint)[0].cfg)
+    assert set(weights) == set(expected)
+    for parameter, values in expected.items():
+        assert weights[parameter].dtype == np.float32
+        np.testing.assert_array_equal(weights[parameter], values, err_msg=parameter)
+
+
+# Bytes: 1 is a row at a time, 3,400 part of a head, 6,000 a line of 16-row heads, 20,000 more than one KV head's part.
+@pytest.mark.parametrize("chunk_bytes", [1, 3_400, 6_000, 20_000])
+def test_chunks_of_any_size_give_the_same(golden, monkeypatch, chunk_bytes):
+    checkpoint = ArrayCheckpoint(golden / "llama")
+    # Two layers will do.
+    checkpoint.config["num_hidden_layers"] = 2
+    checkpoint.tensors = {k: v for k, v in checkpoint.tensors.items() if not re.search(r"layers\.[23]\.", k)}
+    if chunk_bytes == 1:  # row by row takes thousands of steps: one layer, few rows
+        checkpoint.config["num_hidden_layers"] = 1
+        checkpoint.tensors = {k: v for k, v in checkpoint.tensors.items() if "layers.1." not in k}
+    whole = flat(load(checkpoint))
+    assert checkpoint.largest_read > 20_000
+    checkpoint.largest_read = 0
+    monkeypatch.setattr(loader, "CHUNK_BYTES", chunk_bytes)
+    chunked = flat(load(checkpoint))
+    widest_row = max(array[0].nbytes for array in checkpoint.tensors.values())
+    assert checkpoint.largest_read <= max(chunk_bytes, widest_row)
+    for parameter, values in whole.items():
+        np.testing.assert_array_equal(chunked[parameter], values, err_msg=parameter)
+
+
+def test_chunks_cover_every_row_once_and_never_straddle(monkeypatch):
+    for rows, units, line, fitting in [
+        (64, 2, 16, 5),
+        (64, 2, 16, 40),
+        (64, 2, 16, 70),
+        (96, 1, 96, 7),
+        (48, 1, 48, 48),
+    ]:
+        monkeypatch.setattr(loader, "CHUNK_BYTES", fitting * 4 * 10 + 3)
+        run = rows // units
+        chunks = loader._chunks(rows, run, line, (rows, 10), np.dtype(np.float32))
+        assert [row for start, stop in chunks for row in range(start, stop)] == list(range(rows))
+        for start, stop in chunks:
+            assert stop - start <= fitting
+            whole_runs = start % run == 0 and stop % run == 0
+            whole_lines = start % line == 0 and stop % line == 0 and start // run == (stop - 1) // run
+            part_of_a_line = start // line == (stop - 1) // line
+            assert whole_runs or whole_lines or part_of_a_line
+
+
+def test_weights_take_the_type_asked_for(golden):
+    checkpoint = ArrayCheckpoint(golden / "llama_fp16_sharded")
+    weights = flat(load(checkpoint, jnp.bfloat16))
+    assert {str(array.dtype) for array in weights.values()} == {"bfloat16"}
+    embedding = checkpoint.tensors["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(weights["embedding.tokens"], embedding.astype(weights["embedding.tokens"].dtype))
+
+
+def refusal(checkpoint):
+    with pytest.raises(InputError) as raised:
+        load(checkpoint)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_missing_tensors_are_named_with_their_shapes(golden):
+    checkpoint = ArrayCheckpoint(golden / "llama")
+    del checkpoint.tensors["model.layers.2.self_attn.k_proj.weight"]
+    assert refusal(checkpoint) == "model: 1 missing tensor(s): model.layers.2.self_attn.k_proj.weight (32, 64)"
+    checkpoint.tensors = {name: array for name, array in checkpoint.tensors.items() if "layers.3" not in name}
+    message = refusal(checkpoint)
+    assert message.startswith("model: 10 missing tensor(s): ")
+    assert message.endswith(" and 6 more")
+
+
+def test_tensors_of_another_shape_are_named_with_both_shapes(golden):
+    checkpoint = ArrayCheckpoint(golden / "llama")
+    checkpoint.tensors["lm_head.weight"] = np.zeros((321, 64), np.float32)
+    expected = "model: 1 mis-shaped tensor(s): lm_head.weight is (321, 64), the configuration says (320, 64)"
+    assert refusal(checkpoint) == expected
+
+
+def test_tensors_that_nothing_uses_are_named(golden):
+    checkpoint = ArrayCheckpoint(golden / "llama")
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    checkpoint.tensors[bias] = np.zeros(64, np.float32)
+    assert refusal(checkpoint) == f"model: 1 tensor(s) that the configuration does not use: {bias} (64,)"
+
+
+def test_harmless_extra_tensors_are_passed_over(golden):
+    checkpoint = ArrayCheckpoint(golden / "llama_tied")
+    program, pieces = prepare(checkpoint)
+    checkpoint.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
+    checkpoint.tensors["lm_head.weight"] = checkpoint.tensors["model.embed_tokens.weight"]
+    check_tensors(checkpoint, pieces, program.cfg.num_layers, tied=True)
+    with pytest.raises(InputError, match=r"does not use: lm_head\.weight"):
+        check_tensors(checkpoint, pieces, program.cfg.num_layers, tied=False)
+
+
+def test_dummy_weights_have_the_real_shapes_and_norms_scale_by_one(golden):
+    program, _ = prepare(SafetensorsFolder(golden / "gemma3_text"))
+    # Each matrix takes a second to compile its random numbers: one with few axes, one with many.
+    matrices = ("embedding.tokens", "layers.attention.qkv_proj")
+    program = program._replace(params=tuple(p for p in program.params if p.name in matrices or len(p.shape) == 1))
+    weights = flat(dummy_weights(program, jnp.dtype(jnp.bfloat16), on_one_device, seed=3))
+    assert {spec.name: spec.stored_shape for spec in program.params} == {k: v.shape for k, v in weights.items()}
+    assert len(weights) == 2 + 7
+    for parameter, values in weights.items():
+        assert values.dtype == jnp.bfloat16
+        if parameter not in matrices:
+            assert (values.astype(np.float32) + program.cfg.norm_offset == 1.0).all()
+        else:
+            assert 0.005 < values.astype(np.float32).std() < 0.05
+
+
+def test_dummy_weights_are_those_of_their_seed(golden):
+    program, _ = prepare(SafetensorsFolder(golden / "gemma3_text"))
+    program = program._replace(params=tuple(p for p in program.params if p.name == "embedding.tokens"))
+    first, again, other = (
+        flat(dummy_weights(program, jnp.dtype(jnp.float32), on_one_device, seed))["embedding.tokens"]
+        for seed in (3, 3, 50)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).mean() > 0.99
+
+
+SHARDED_LOAD = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.mesh.build import build_mesh
+from jaxllm.models import loader
+from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
+from jaxllm.models.forward import build_program
+from jaxllm.models.registry import find_family
+
+checkpoint = SafetensorsFolder(Path(sys.argv[1]))
+_, family = find_family(checkpoint.config)
+cfg = family.configure(checkpoint.config)
+program, rules, mesh = build_program(cfg, "scan"), AxisRules(), build_mesh(1, 2)
+
+def sharding(spec):
+    return NamedSharding(mesh, rules.spec(*spec.stored_axes))
+
+def tensor(name):
+    return checkpoint.read(name, 0, checkpoint.shape(name)[0]).astype(np.float32)
+
+N, K, H, F, G = cfg.num_q_heads, cfg.num_kv_heads, cfg.head_dim, cfg.d_ff, cfg.num_q_heads // cfg.num_kv_heads
+for loader.CHUNK_BYTES in (64 << 20, 5_000):
+    weights = loader.load_weights(program, checkpoint, family.pieces(cfg), jnp.float32, sharding, False)
+    for spec in program.params:
+        array = weights
+        for key in spec.path:
+            array = array[key]
+        wanted = sharding(spec)
+        assert array.sharding.is_equivalent_to(wanted, array.ndim), (spec.name, array.sharding, wanted)
+    layers = weights["layers"]
+    for rank in (0, 1):
+        def shard(array):
+            (found,) = [s for s in array.addressable_shards if s.device == mesh.devices[0, rank]]
+            return np.asarray(found.data)
+        qkv, o = shard(layers["attention"]["qkv_proj"]), shard(layers["attention"]["o_proj"])
+        gate_up, down = shard(layers["mlp"]["gate_up_proj"]), shard(layers["mlp"]["down_proj"])
+        kv_heads, heads = range(rank * K // 2, (rank + 1) * K // 2), range(rank * N // 2, (rank + 1) * N // 2)
+        half = slice(rank * F // 2, (rank + 1) * F // 2)
+        for l in range(cfg.num_layers):
+            attention, mlp = f"model.layers.{l}.self_attn.", f"model.layers.{l}.mlp."
+            q, k, v = (tensor(attention + f"{name}_proj.weight") for name in "qkv")
+            own_q = np.concatenate([q[n * H : (n + 1) * H] for n in heads])
+            own_k, own_v = (np.concatenate([x[j * H : (j + 1) * H] for j in kv_heads]) for x in (k, v))
+            D = q.shape[1]
+            assert (qkv[l][:, :, :-2].reshape(D, -1).T == own_q).all()
+            assert (qkv[l][:, :, -2].reshape(D, -1).T == own_k).all()
+            assert (qkv[l][:, :, -1].reshape(D, -1).T == own_v).all()
+            own_o = np.concatenate([tensor(attention + "o_proj.weight")[:, n * H : (n + 1) * H] for n in heads], 1)
+            assert (o[l].reshape(-1, D).T == own_o).all()
+            assert (gate_up[l][:, 0].T == tensor(mlp + "gate_proj.weight")[half]).all()
+            assert (gate_up[l][:, 1].T == tensor(mlp + "up_proj.weight")[half]).all()
+            assert (down[l].T == tensor(mlp + "down_proj.weight")[:, half]).all()
+print("equal")
+"""
+
+
+def test_shards_of_two_tensor_ranks_equal_slices_of_the_unfused_weights(golden, run_program):
+    assert run_program(SHARDED_LOAD, golden / "llama_fp16_sharded", num_devices=2) == "equal\n"
+
+
+MEASURED_LOAD = """
+import jax, jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+from jaxllm.models.checkpoint.resolve import open_checkpoint
+from jaxllm.models.forward import build_program
+from jaxllm.models.loader import load_weights
+from jaxllm.models.registry import find_family
+
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+
+checkpoint = open_checkpoint("smollm2")
+_, family = find_family(checkpoint.config)
+cfg = family.configure(checkpoint.config)
+program = build_program(cfg, "scan")
+device = SingleDeviceSharding(jax.devices()[0])
+jax.block_until_ready(jnp.zeros(1))
+before = peak()
+weights = load_weights(program, checkpoint, family.pieces(cfg), jnp.dtype("float32"), lambda spec: device, False)
+leaves = jax.tree.leaves(weights)
+assert sum(leaf.size for leaf in leaves) > 130e6
+print(peak() - before, sum(leaf.nbytes for leaf in leaves), max(leaf.nbytes for leaf in leaves))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_a_load_takes_the_weights_and_little_more(run_program):
+    growth, weights, largest = map(int, run_program(MEASURED_LOAD).split())
+    assert growth <= weights + largest + (300 << 20), f"{growth >> 20} MiB for {weights >> 20} MiB of weights"

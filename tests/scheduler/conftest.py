@@ -1,0 +1,46 @@
+"""Makes schedulers and requests of a few tokens, and plays the engine for them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from jaxllm.scheduler.block_pool import BlockPool
+from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.request import Request
+from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
+
+
+def _scheduler(
+    *,
+    seqs: int = 4,
+    budget: int = 64,
+    max_model_len: int = 32,
+    num_blocks: int = 65,
+    block_size: int = 2,
+    groups: int = 1,
+) -> Scheduler:
+    config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=max_model_len)
+    return Scheduler(config, BlockPool(num_blocks, block_size), KVGroups((None,) * groups))
+
+
+def _add(
+    scheduler: Scheduler,
+    request_id: str,
+    num_prompt: int,
+    max_new_tokens: int = 8,
+    eos: tuple[int, ...] = (),
+    stop: tuple[int, ...] = (),
+) -> Request:
+    request = Request(request_id, list(range(num_prompt)), max_new_tokens, frozenset(eos), frozenset(stop))
+    scheduler.add(request)
+    return request
+
+
+@pytest.fixture
+def make_scheduler() -> Callable[..., Scheduler]:
+    return _scheduler
+
+
+@pytest.fixture
+def add() -> Callable[..., Request]:
+    return _add

@@ -1,0 +1,75 @@
+import time
+
+import pytest
+from prometheus_client import generate_latest
+
+from jaxllm.api.outputs import OutputDelta
+from jaxllm.engine.messages import EngineStats
+from jaxllm.server.metrics import ServerMetrics, sizes_up_to
+
+
+def exposed(metrics: ServerMetrics) -> str:
+    return generate_latest(metrics.registry).decode()
+
+
+def test_names_and_labels_are_vllms():
+    text = exposed(ServerMetrics("m", 1000, lambda: EngineStats(running=3, waiting=4, kv_usage=0.5, num_preemptions=6)))
+    for line in (
+        'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 4.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5',
+        'vllm:num_preemptions_total{engine="0",model_name="m"} 6.0',
+        'vllm:prompt_tokens_total{engine="0",model_name="m"} 0.0',
+        'vllm:generation_tokens_total{engine="0",model_name="m"} 0.0',
+        'vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 0.0',
+        'vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 0.0',
+        'vllm:request_prompt_tokens_bucket{engine="0",le="1000.0",model_name="m"} 0.0',
+    ):
+        assert line in text
+
+
+def test_two_servers_in_one_process_keep_their_own_books():
+    first, second = (ServerMetrics("m", 100, EngineStats) for _ in range(2))
+    first.start(7).take(OutputDelta(token_ids=(1, 2)))
+    assert 'generation_tokens_total{engine="0",model_name="m"} 2.0' in exposed(first)
+    assert 'generation_tokens_total{engine="0",model_name="m"} 0.0' in exposed(second)
+
+
+def test_a_request_that_never_got_a_token_has_no_prompt_tokens_and_no_latencies():
+    metrics = ServerMetrics("m", 100, EngineStats)
+    meter = metrics.start(7)
+    meter.end("abort")
+    meter.end("error")
+    text = exposed(metrics)
+    assert 'prompt_tokens_total{engine="0",model_name="m"} 0.0' in text
+    assert 'time_to_first_token_seconds_count{engine="0",model_name="m"} 0.0' in text
+    assert 'finished_reason="abort",model_name="m"} 1.0' in text
+    assert 'finished_reason="error",model_name="m"} 0.0' in text
+
+
+def test_latencies_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    metrics = ServerMetrics("m", 100, EngineStats)
+    meter = metrics.start(7)
+    for seconds, delta in (
+        (2.0, OutputDelta(token_ids=(1,))),
+        (0.5, OutputDelta(token_ids=(2, 3))),
+        (0.25, OutputDelta(token_ids=(4,), finish_reason="length")),
+    ):
+        now[0] += seconds
+        meter.take(delta)
+    text = exposed(metrics)
+    for name, total in (
+        ("time_to_first_token_seconds", 2.0),
+        ("inter_token_latency_seconds", 0.75),
+        ("e2e_request_latency_seconds", 2.75),
+        ("request_time_per_output_token_seconds", 0.25),
+        ("request_generation_tokens", 4.0),
+    ):
+        assert f'vllm:{name}_sum{{engine="0",model_name="m"}} {total}' in text
+
+
+def test_length_buckets_are_1_2_5_up_to_the_models_length():
+    assert list(sizes_up_to(1024)) == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
+    assert list(sizes_up_to(1)) == [1]

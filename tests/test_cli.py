@@ -1,0 +1,167 @@
+import dataclasses
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm import __version__
+from jaxllm.cli import main, serve_args
+from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
+from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Takes what would be served instead of serving it."""
+    from jaxllm.server import serve
+
+    taken: list[Any] = []
+    monkeypatch.setattr("jaxllm.cli.prepare_environment", lambda environment: None)
+    monkeypatch.setattr(serve, "serve", lambda *args: taken.extend(args) or 0)
+    return taken
+
+
+def run(arguments: Sequence[str]) -> int | str | None:
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    return exit.value.code
+
+
+def refusal(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a command line is refused."""
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line.removeprefix("jaxllm: ")
+
+
+def test_the_flags_reach_the_engine_and_the_server(served: list[Any]):
+    flags = (
+        "--dtype half --max-model-len 2k --no-use-tqdm-on-load --port 0 --served-model-name a b --shutdown_timeout 5"
+    )
+    assert run(["serve", "my/model", *flags.split()]) == 0
+    engine, server = served
+    assert engine == EngineArgs(model="my/model", dtype="half", max_model_len=2000, use_tqdm_on_load=False)
+    assert server == ServerArgs(port=0, served_model_name=("a", "b"), shutdown_timeout=5.0)
+
+
+def test_without_flags_the_defaults_are_served(served: list[Any]):
+    assert run(["serve"]) == 0
+    assert served == [EngineArgs(), ServerArgs()]
+
+
+def test_the_model_may_be_named_twice_only_if_it_is_the_same(served: list[Any], capsys: pytest.CaptureFixture[str]):
+    assert run(["serve", "a", "--model", "a"]) == 0
+    assert served[0].model == "a"
+    assert refusal(["serve", "a", "--model", "smollm2"], capsys).startswith("two models are given, 'a' and --model=")
+
+
+def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]):
+    assert run(["serve", "-h"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for flags in (EngineArgs, ServerArgs):
+        for field in dataclasses.fields(flags):
+            assert "--" + field.name.replace("_", "-") in text
+            assert field.metadata["help"] in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "--max-model-lenn", "4"], "unknown flag --max-model-lenn; did you mean --max-model-len?"),
+        (["serve", "--port", "http"], "--port: 'http' is not a whole number"),
+        (["serve", "--port", "70000"], "--port=70000 is not between 0 and 65535"),
+        (["serve", "--block-size", "7"], "--block-size must be one of 8, 16"),
+        (["serve", "--uvicorn-log-level", "loud"], "--uvicorn-log-level='loud' is not known"),
+        (["serve", "--shutdown-timeout", "-1"], "--shutdown-timeout must be at least 0"),
+        (["serve", "--root-path", "x"], "must start with a slash"),
+        (["serve", "-tp", "2"], "--tensor-parallel-size=2 is not supported yet"),
+        (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice=True is not supported yet"),
+        (["serve", "--ssl-keyfile", "key.pem"], "--ssl-keyfile is not supported yet"),
+        (["sevre"], "there is no command 'sevre'; there are: serve"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], says: str, served: list[Any], capsys: pytest.CaptureFixture[str]
+):
+    assert says in refusal(arguments, capsys)
+    assert served == []
+
+
+def test_a_secret_that_is_refused_is_not_printed(served: list[Any], capsys: pytest.CaptureFixture[str]):
+    assert "hunter2" not in refusal(["serve", "--api-key", "hunter2"], capsys)
+
+
+@pytest.mark.parametrize("name", sorted({**NOT_BUILT, **NOT_BUILT_IN_SERVER}))
+def test_a_flag_that_is_not_built_is_taken_at_the_value_that_asks_for_nothing(name: str):
+    neutral = {**NOT_BUILT, **NOT_BUILT_IN_SERVER}[name]
+    if neutral is not None:
+        assert serve_args({name: neutral}) == (EngineArgs(), ServerArgs())
+    wrong = not neutral if isinstance(neutral, bool) else 77
+    with pytest.raises(ValueError, match=f"{name}.* is not supported yet"):
+        serve_args({name: wrong})
+
+
+def test_no_flag_is_both_built_and_refused():
+    built = [field.name for flags in (EngineArgs, ServerArgs) for field in dataclasses.fields(flags)]
+    assert len(built) == len(set(built))
+    assert not set(built) & {**NOT_BUILT, **NOT_BUILT_IN_SERVER}.keys()
+    assert not NOT_BUILT.keys() & NOT_BUILT_IN_SERVER.keys()
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"jaxllm {__version__}\n"
+
+
+def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+
+
+def test_help_loads_neither_jax_nor_the_http_server():
+    source = (
+        "import sys; from jaxllm.cli import main\n"
+        "try: main(['serve', '--help'])\n"
+        "finally: print(sorted({'jax', 'numpy', 'fastapi', 'pydantic', 'uvicorn', 'rich'} & sys.modules.keys()))"
+    )
+    done = program("-c", source)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_help_is_quick():
+    times = []
+    for _ in range(5):  # the machine may be busy; the best of a few tells what the program takes
+        start = time.perf_counter()
+        assert program("-m", "jaxllm", "serve", "--help").returncode == 0
+        times.append(time.perf_counter() - start)
+        if times[-1] < 0.6:
+            break
+    assert min(times) < 0.6
+
+
+@pytest.mark.parametrize("command", [["-m", "jaxllm", "serve"], ["scripts/serve.py"]])
+def test_a_port_in_use_is_told_before_the_model_is_loaded(command: list[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = program(*command, "no/such/model", "--host", "127.0.0.1", "--port", str(port))
+    assert done.returncode == 2
+    line = f"jaxllm: port {port} of 127.0.0.1 is in use; stop what listens there or choose another --port"
+    assert done.stderr.splitlines() == [line]
+
+
+def test_a_mistake_found_while_the_engine_starts_is_one_line_too():
+    done = program("scripts/serve.py", "/no/such/folder", "--host", "127.0.0.1", "--port", "0")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("jaxllm: ")
+    assert "/no/such/folder" in done.stderr.splitlines()[-1]

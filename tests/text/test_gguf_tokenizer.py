@@ -1,0 +1,169 @@
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jaxllm.config.errors import InputError
+from jaxllm.text.gguf_tokenizer import tokenizer_from_gguf
+from jaxllm.text.tokenizer import Tokenizer
+
+Golden = Callable[[str], list[dict[str, Any]]]
+
+LLAMA = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "ab", "<tool>", "▁▁", "<turn>"],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -9.0, -9.0, -9.0, -1.0, -2.0, -1000.0, -1000.0, -1000.0],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 1, 4, 4, 3],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+GPT2 = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["<|endoftext|>", "a", "b", "ab", "Ġ", "1", "2", "12", "<tool>"],
+    "tokenizer.ggml.token_type": [3, 1, 1, 1, 1, 1, 1, 1, 4],
+    "tokenizer.ggml.merges": ["a b", "1 2"],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 0,
+}
+
+
+def built(base: dict[str, Any], **changes: Any) -> Tokenizer:
+    """Builds from metadata with some fields changed, or left out where None."""
+    fields = base | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    return tokenizer_from_gguf({key: value for key, value in fields.items() if value is not None})
+
+
+def test_smollm2_encodes_decodes_and_chats_as_the_reference(smollm2: Tokenizer, golden: Golden) -> None:
+    results = golden("smollm2")
+    assert len(results) == 5
+    for result in results:
+        messages = [{"role": "user", "content": result["prompt"]}]
+        assert smollm2.render_chat(messages) == result["prompt_text"]
+        assert smollm2.apply_chat_template(messages) == result["prompt_ids"]
+        assert smollm2.encode(result["prompt_text"]) == result["prompt_ids"]
+        assert smollm2.decode(result["output_ids"][: result["first_eos"]]) == result["output_text"]
+
+
+def test_gemma_encodes_with_one_bos_and_decodes_as_the_reference(gemma: Tokenizer, golden: Golden) -> None:
+    results = golden("gemma3")
+    assert len(results) == 5
+    for result in results:
+        text = result["prompt_text"]
+        assert gemma.encode(text.removeprefix("<bos>")) == result["prompt_ids"]
+        assert gemma.encode(text, add_special_tokens=False) == result["prompt_ids"]
+        assert gemma.decode(result["output_ids"][: result["first_eos"]]) == result["output_text"]
+
+
+def test_the_real_files_give_their_special_tokens(smollm2: Tokenizer, gemma: Tokenizer) -> None:
+    assert (smollm2.vocab_size, len(smollm2), len(smollm2.special_token_ids)) == (49152, 49152, 17)
+    assert (smollm2.bos_token, smollm2.bos_token_id) == ("<|im_start|>", 1)
+    assert (smollm2.eos_token, smollm2.eos_token_ids) == ("<|im_end|>", (2,))
+    assert (gemma.vocab_size, gemma.bos_token_id, gemma.eos_token_ids) == (262144, 2, (1,))
+    assert {105, 106} <= gemma.special_token_ids
+    assert 107 not in gemma.special_token_ids  # a newline is user-defined: text
+    assert gemma.chat_template is None
+
+
+def test_the_vocabulary_keeps_its_ids(
+    smollm2_fields: dict[str, Any], smollm2: Tokenizer, gemma_fields: dict[str, Any], gemma: Tokenizer
+) -> None:
+    for fields, tokenizer in ((smollm2_fields, smollm2), (gemma_fields, gemma)):
+        tokens = fields["tokenizer.ggml.tokens"]
+        assert [tokenizer.id_to_token(token_id) for token_id in range(len(tokens))] == tokens
+
+
+def test_smollm2_splits_digits_and_adds_no_bos(smollm2: Tokenizer) -> None:
+    tokens = [smollm2.id_to_token(token_id) for token_id in smollm2.encode("in 1234 we're 5x")]
+    assert tokens == ["in", "Ġ", "1", "2", "3", "4", "Ġwe", "'re", "Ġ", "5", "x"]
+
+
+def test_gemma_takes_runs_of_spaces_and_newlines_as_one_token(gemma: Tokenizer) -> None:
+    def tokens(text: str) -> list[str | None]:
+        return [gemma.id_to_token(token_id) for token_id in gemma.encode(text, add_special_tokens=False)]
+
+    assert tokens("a   b\n\n\tc") == ["a", "   ", "b", "\n\n", "\t", "c"]
+    assert tokens(" " * 33 + "x") == [" " * 31, "  ", "x"]
+    assert tokens("the cat") == ["the", "▁cat"]  # no dummy prefix
+    assert gemma.encode("<start_of_turn>user", add_special_tokens=False)[0] == 105
+
+
+def test_gemma_is_built_quickly(gemma_fields: dict[str, Any]) -> None:
+    start = time.process_time()
+    tokenizer_from_gguf(gemma_fields)
+    assert time.process_time() - start < 6  # 1.5 s on two idle cores
+
+
+def test_llama_adds_bos_and_a_dummy_space_unless_told() -> None:
+    tokenizer = built(LLAMA)
+    assert tokenizer.encode("a") == [1, 6]
+    assert tokenizer.decode([1, 6, 6]) == "a a"
+    assert built(LLAMA, add_bos_token=False).encode("a") == [6]
+    assert built(LLAMA, add_space_prefix=False).encode("a") == [1, 4]
+    assert built(LLAMA, add_eos_token=True).encode("a") == [1, 6, 2]
+    assert built(LLAMA, bos_token_id=None).encode("a") == [6]
+
+
+def test_control_tokens_are_special_and_user_defined_ones_are_text() -> None:
+    tokenizer = built(LLAMA, add_space_prefix=False)
+    ids = tokenizer.encode("a<tool>a  b<turn>", add_special_tokens=False)
+    assert ids == [4, 8, 4, 9, 5, 10]
+    assert tokenizer.decode(ids) == "a<tool>a  b"
+    assert tokenizer.special_token_ids == {0, 1, 2, 10}
+
+
+def test_gpt2_adds_bos_only_where_the_metadata_or_the_family_says() -> None:
+    assert built(GPT2).encode("ab") == [3]
+    assert built(GPT2, add_bos_token=True).encode("ab") == [0, 3]
+    assert built(GPT2, pre="llama-bpe").encode("ab") == [0, 3]
+    assert built(GPT2, pre="llama-bpe", add_bos_token=False).encode("ab") == [3]
+    assert built(GPT2, pre="llama-bpe", bos_token_id=None).encode("ab") == [3]
+
+
+def test_ends_of_turn_and_message_are_eos_too() -> None:
+    assert built(LLAMA, eot_token_id=10, eom_token_id=2).eos_token_ids == (2, 10)
+    tokenizer = built(GPT2, eot_token_id=8)
+    assert tokenizer.eos_token_ids == (0, 8)
+    assert tokenizer.decode([1, 8]) == "a"  # what ends a text is no text
+
+
+def test_both_chat_templates_are_read() -> None:
+    fields = LLAMA | {"tokenizer.chat_template": "plain{{ bos_token }}", "tokenizer.chat_template.tool_use": "tools"}
+    tokenizer = tokenizer_from_gguf(fields)
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(messages) == "plain<s>"
+    assert tokenizer.render_chat(messages, tools=[{"name": "f"}]) == "tools"
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "message"),
+    [
+        (LLAMA, {"model": "bert"}, "tokenizer.ggml.model is 'bert', known are gpt2, llama"),
+        (LLAMA, {"model": None}, "tokenizer.ggml.model is None"),
+        (LLAMA, {"tokens": None}, "no tokenizer.ggml.tokens"),
+        (LLAMA, {"tokens": 3}, "tokenizer.ggml.tokens must be a list of strings, got int"),
+        (LLAMA, {"scores": None}, "no tokenizer.ggml.scores"),
+        (LLAMA, {"scores": [0.0]}, "1 tokenizer.ggml.scores, but 11 tokens"),
+        (LLAMA, {"token_type": ["x"] * 11}, "tokenizer.ggml.token_type must be a list of numbers"),
+        (LLAMA, {"eos_token_id": 11}, "eos_token_id is 11, but there are 11 tokens"),
+        (LLAMA, {"add_bos_token": 1}, "add_bos_token must be true or false, got 1"),
+        (
+            LLAMA,
+            {"add_bos_token": True, "bos_token_id": None},
+            "add_bos_token = true but no tokenizer.ggml.bos_token_id",
+        ),
+        (GPT2, {"tokens": ["a"] * 9}, "lists the token 'a' twice"),
+        (GPT2, {"pre": "klingon"}, "tokenizer.ggml.pre is 'klingon', known are default, gpt-2,"),
+        (GPT2, {"merges": ["a 1"]}, r"merges\[0\] is 'a 1', which needs a missing token"),
+    ],
+)
+def test_broken_metadata_is_refused_in_one_line(base: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        built(base, **changes)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_chat_template_that_is_no_string_is_refused() -> None:
+    with pytest.raises(InputError, match=r"tokenizer.chat_template must be a string, got int"):
+        tokenizer_from_gguf(LLAMA | {"tokenizer.chat_template": 3})
