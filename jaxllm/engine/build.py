@@ -33,7 +33,7 @@ from jaxllm.models.checkpoint.source import Checkpoint
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Kernels
 from jaxllm.models.family import Family
-from jaxllm.models.forward import Weights, build_program, choose_loop
+from jaxllm.models.forward import Weights, build_program
 from jaxllm.models.hf_config import token_ids
 from jaxllm.models.loader import dummy_weights, load_weights
 from jaxllm.models.registry import find_family
@@ -224,7 +224,7 @@ def _step_program(args: EngineArgs, model: ModelConfig, mesh: Mesh, platform: st
         )
     except ValueError as error:
         raise InputError(f"attention_backend: {error}") from None
-    return StepProgram(build_program(model, choose_loop(platform)), kernels, mesh, AxisRules(), args.block_size)
+    return StepProgram(build_program(model), kernels, mesh, AxisRules(), args.block_size)
 
 
 def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Weights:

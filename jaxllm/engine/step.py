@@ -31,6 +31,10 @@ class StepProgram(NamedTuple):
     block_size: int
 
     @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+    @property
     def num_groups(self) -> int:
         return len(self.decoder.cfg.kv_layout.windows)
 

@@ -55,7 +55,7 @@ def compile_step(program: StepProgram, shape: StepShape, num_blocks: int, num_ro
     rows = RowState(jax.ShapeDtypeStruct((num_rows + 1,), jnp.int32, sharding=whole))
     packed = jax.ShapeDtypeStruct((packed_size(shape, program.num_groups),), jnp.int32, sharding=whole)
     step = jax.jit(make_step(program, shape), donate_argnums=(1, 2))
-    return step.lower(abstract_weights(program), kv, rows, packed).compile(compiler_options(program, shape))
+    return step.lower(abstract_weights(program), kv, rows, packed).compile(compiler_options(program))
 
 
 def abstract_weights(program: StepProgram) -> Weights:
@@ -77,8 +77,6 @@ def temporary_bytes(compiled: jax.stages.Compiled) -> int:
     return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
-def compiler_options(program: StepProgram, shape: StepShape) -> dict[str, bool | int | str] | None:
-    """CuBLASLt beats XLA's Triton GEMMs from about 16 rows, and compiles in seconds (docs/adr/0003)."""
-    if program.mesh.devices.flat[0].platform == "cpu":
-        return None
-    return {"xla_gpu_enable_triton_gemm": shape.num_tokens < 16}
+def compiler_options(program: StepProgram) -> dict[str, bool | int | str] | None:
+    """On a GPU cuBLASLt instead of XLA's Triton GEMMs: they compile for half a minute, to gain at few rows only."""
+    return None if program.platform == "cpu" else {"xla_gpu_enable_triton_gemm": False}

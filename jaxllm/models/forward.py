@@ -1,8 +1,8 @@
 """Drives the decoder over one step's flat tokens. Knows how layers are stored and looped; no requests, no sampling.
 
 `layer(x, kv, place, weights)` is written once. Where the weights of all layers are stacked, it is driven by lax.scan
-(small programs, quick to compile) or by a Python loop over static slices (free on a GPU, a copy of every weight on a
-CPU); where they are separate arrays, by a Python loop. The choice is made once, by `choose_loop`.
+(small programs, quick to compile) or by a Python loop over static slices (not on a CPU: it copies every weight there).
+Where they are separate arrays, a Python loop drives it. docs/adr/0003 has the measurements behind the default.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -54,12 +54,7 @@ class DecoderProgram(NamedTuple):
     loop: LayerLoop
 
 
-def choose_loop(platform: str) -> LayerLoop:
-    """Stacked weights are scanned on a CPU and sliced statically on a GPU (docs/adr/0003)."""
-    return "scan" if platform == "cpu" else "unroll"
-
-
-def build_program(cfg: ModelConfig, loop: LayerLoop) -> DecoderProgram:
+def build_program(cfg: ModelConfig, loop: LayerLoop = "scan") -> DecoderProgram:
     """Splits the abstract decoder once into graph definitions and parameter specs; allocates nothing."""
     decoder = nnx.eval_shape(lambda: Decoder(cfg, nnx.Rngs(0)))
     parts = {"embedding": decoder.embedding, "layers": decoder.layers[0], "head": decoder.head}

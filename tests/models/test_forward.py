@@ -10,7 +10,7 @@ from jaxllm.kernels.select import select
 from jaxllm.mesh.build import build_mesh
 from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
 from jaxllm.models.decoder import Kernels, StepContext
-from jaxllm.models.forward import build_program, choose_loop, project, rope_tables, run_layers, weights_tree
+from jaxllm.models.forward import build_program, project, rope_tables, run_layers, weights_tree
 from jaxllm.models.loader import load_weights
 from jaxllm.models.registry import find_family
 
@@ -109,10 +109,6 @@ def test_the_program_names_every_parameter_with_one_axis_per_dimension(model):
         assert (spec.num_layers is None) == (spec.path[0] != "layers")
     shapes = weights_tree({spec.path: spec.stored_shape for spec in program.params})
     assert jax.tree.map(lambda w: w.shape, weights) == shapes
-
-
-def test_a_cpu_scans_and_a_gpu_unrolls():
-    assert (choose_loop("cpu"), choose_loop("gpu")) == ("scan", "unroll")
 
 
 def test_rope_tables_are_those_of_each_rope_at_each_position(model):
