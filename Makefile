@@ -2,7 +2,7 @@
 NEWEST := .venv-newest
 CUDA ?= cuda13
 
-.PHONY: check format test test-slow test-newest test-gpu docs
+.PHONY: check format test test-slow test-newest test-gpu bench docs
 
 check:
 	uv run ruff format --check
@@ -29,6 +29,10 @@ test-newest:
 
 test-gpu:
 	uv run --extra $(CUDA) pytest -m gpu
+
+# BENCH="--model llama-3.1-8b --load-format dummy --max-model-len 4096 --workloads L1,L8,W1" on a GPU
+bench:
+	uv run python scripts/bench.py $(BENCH)
 
 docs:
 	uv run python scripts/make_docs.py

@@ -63,6 +63,7 @@ class AsyncLLM:
         self._listeners: dict[str, _Listener] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        self._is_shut_down = False
         self._loop = EngineLoop(self._built.engine, self._publish, self._on_death)
 
     @property
@@ -81,8 +82,7 @@ class AsyncLLM:
 
     def check_health(self) -> None:
         """Raises EngineDeadError when the engine's loop ended, or a step does not return."""
-        if self._loop.died is not None:
-            raise EngineDeadError(f"the engine died: {self._loop.died}")
+        self._check_alive()
         if self._loop.hanging is not None:
             raise EngineDeadError(f"the engine hangs: {self._loop.hanging}")
 
@@ -136,9 +136,16 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """Ends the engine; requests that still run end with EngineDeadError."""
+        self._is_shut_down = True
         self._loop.stop()
         self._fail_all(EngineDeadError("the engine was shut down"))
         self._built.close()
+
+    def _check_alive(self) -> None:
+        if self._loop.died is not None:
+            raise EngineDeadError(f"the engine died: {self._loop.died}")
+        if self._is_shut_down:
+            raise EngineDeadError("the engine was shut down")
 
     def _make_stream(
         self, prompt: Prompt | TokenizedPrompt, params: SamplingParams | None, request_id: str | None
@@ -158,8 +165,10 @@ class AsyncLLM:
         listener = _Listener(stream)
         with self._lock:
             self._listeners[stream.request_id] = listener
-        self._loop.send(AddRequest(stream.request_id, stream.prompt.token_ids, params, priority))
         try:
+            # Whoever ends the engine tells the listeners of that moment; one who comes later has to look.
+            self._check_alive()
+            self._loop.send(AddRequest(stream.request_id, stream.prompt.token_ids, params, priority))
             while not stream.finished:
                 news = await listener.queue.get()
                 if isinstance(news, Exception):

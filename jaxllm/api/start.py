@@ -36,9 +36,8 @@ def start_engine(args: EngineArgs) -> Started:
     built = build_engine(
         args, source, eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else (), times=times
     )
-    if not args.disable_log_stats:
-        for label, value in built.report():
-            logger.info("%-21s %s", label, value)
+    for label, value in built.report():
+        logger.info("%-21s %s", label, value)
     return Started(built, tokenizer)
 
 

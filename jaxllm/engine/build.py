@@ -1,7 +1,6 @@
 """EngineArgs + checkpoint -> a running engine, in the order of a start. Knows all parts; runs no step."""
 
 import dataclasses
-import json
 import logging
 import os
 import time
@@ -29,6 +28,7 @@ from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
 from jaxllm.models.checkpoint.resolve import open_checkpoint
+from jaxllm.models.checkpoint.safetensors_folder import read_json_object
 from jaxllm.models.checkpoint.source import Checkpoint
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Kernels
@@ -107,7 +107,7 @@ def find_model(args: EngineArgs) -> ModelSource:
     checkpoint, hf_config, generation_config = None, None, {}
     if args.load_format == "dummy":
         config_file = Path(args.model).expanduser() / "config.json"
-        hf_config = json.loads(config_file.read_text()) if config_file.is_file() else find_shape(args.model)
+        hf_config = read_json_object(config_file) if config_file.is_file() else find_shape(args.model)
     if hf_config is None:
         checkpoint = open_checkpoint(args.model, args.revision, args.download_dir, args.hf_token)
         hf_config, generation_config = checkpoint.config, checkpoint.generation_config

@@ -92,7 +92,7 @@ def greeting(llm: "AsyncLLM", model_name: str, host: str, port: int) -> str:
     tokenizer = llm.get_tokenizer()
     if tokenizer is not None and tokenizer.chat_template is not None:
         question = {"role": "user", "content": "What is the capital of France?"}
-        route, body = "chat/completions", {"model": model_name, "messages": [question], "max_tokens": 64}
+        route, body = "chat/completions", {"model": model_name, "messages": [question], "temperature": 0}
     else:
         prompt = "The capital of France is" if tokenizer is not None else [1, 2, 3]
         route, body = "completions", {"model": model_name, "prompt": prompt, "max_tokens": 16}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 QUERY_TILE = 16
-KEY_TILE = 128
+KEY_TILE = 256
 
 
 def paged_attention(

@@ -54,7 +54,7 @@ CASES = (
     AttentionCase(
         name="gqa7_over_several_key_tiles",
         new=(16, 1, 3),
-        context=(300, 257, 130),
+        context=(600, 513, 256),
         heads=(14, 2),
         block_size=32,
         num_padding=1,
@@ -65,7 +65,7 @@ CASES = (
     AttentionCase(
         name="decode_with_padding_rows",
         new=(1, 1, 1, 1),
-        context=(1, 128, 129, 275),
+        context=(1, 256, 257, 530),
         heads=(8, 2),
         num_padding=3,
         spare_width=2,
@@ -73,7 +73,7 @@ CASES = (
     AttentionCase(
         name="decode_window_and_softcap",
         new=(1, 1, 1),
-        context=(9, 200, 300),
+        context=(9, 400, 600),
         heads=(7, 1),
         block_size=8,
         window=7,
@@ -83,14 +83,14 @@ CASES = (
     AttentionCase(
         name="decode_window_from_one_key_tile_into_the_next",
         new=(1, 1),
-        context=(130, 134),
+        context=(258, 262),
         heads=(2, 1),
         window=7,
         num_padding=1,
     ),
     AttentionCase(name="window_of_one", new=(4, 20), context=(12, 20), window=1, num_padding=4),
     AttentionCase(
-        name="window_across_key_tiles", new=(20, 3, 1), context=(290, 8, 150), window=140, block_size=32, num_padding=2
+        name="window_across_key_tiles", new=(20, 3, 1), context=(530, 8, 300), window=270, block_size=32, num_padding=2
     ),
     AttentionCase(name="window_beyond_the_context", new=(6, 18), context=(20, 30), window=1000, num_padding=3),
     AttentionCase(name="room_for_any_batch", new=(10,) * 4, context=(160,) * 4, heads=(2, 1), block_size=8),

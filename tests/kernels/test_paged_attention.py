@@ -51,10 +51,10 @@ def test_a_decode_batch_takes_a_traced_window(make_attention_inputs, dense_atten
 
 def test_padding_rows_do_not_make_the_walk_begin_before_the_window(make_attention_inputs, dense_attention, case_named):
     inputs = make_attention_inputs(case_named("decode_window_and_softcap"))
-    context_len = np.array([300, 0, 300, 0], np.int32)
+    context_len = np.array([600, 0, 600, 0], np.int32)
     inputs = inputs._replace(block_table=inputs.block_table[[2] * 4], context_len=context_len)
     expected = dense_attention(inputs, 0.25, 7, None)
-    behind = inputs.block_table[0, :32]  # two key tiles of 128, all of it out of the window
+    behind = inputs.block_table[0, :64]  # two key tiles of 256, all of it out of the window
     inputs.kv_cache[:, behind] = np.nan  # where it is read, a weight of 0 x NaN gives NaN
     assert_equal_where_real(compiled_traced(*inputs, jnp.int32(7)), expected)
 

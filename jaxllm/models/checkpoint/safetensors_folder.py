@@ -33,9 +33,9 @@ class SafetensorsFolder:
             raise InputError(f"{folder} is not a folder")
         if not (folder / "config.json").exists():
             raise InputError(f"{folder} has no config.json: name the folder that holds it beside the weights")
-        self.config: dict[str, Any] = _json_object(folder / "config.json")
+        self.config: dict[str, Any] = read_json_object(folder / "config.json")
         generation = folder / "generation_config.json"
-        self.generation_config: dict[str, Any] = _json_object(generation) if generation.exists() else {}
+        self.generation_config: dict[str, Any] = read_json_object(generation) if generation.exists() else {}
         self._tensors = _find_tensors(folder)
 
     def names(self) -> Iterable[str]:
@@ -86,7 +86,7 @@ def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _indexed_tensors(folder: Path, index: Path) -> dict[str, StoredTensor]:
-    weight_map = _json_object(index).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise InputError(f"{index} has no weight_map from tensor names to file names: download it again")
     shards = sorted(set(weight_map.values()))
@@ -104,7 +104,12 @@ def _indexed_tensors(folder: Path, index: Path) -> dict[str, StoredTensor]:
     return {name: headers[shard][name] for name, shard in weight_map.items()}
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads a file that must hold a JSON object.
+
+    Raises:
+        InputError: it can't be read, is not JSON, or holds something else.
+    """
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
