@@ -58,9 +58,8 @@ def make_step(program: StepProgram, shape: StepShape) -> Callable:
     def step(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
         hidden_TD, kv = _hidden(program, weights, kv, rows, inputs)
-        with _precision(program):
-            last_B = jnp.maximum(inputs.query_start[1:] - 1, 0)
-            logits_BV = project(program.decoder, program.kernels, weights, hidden_TD[last_B])
+        last_B = jnp.maximum(inputs.query_start[1:] - 1, 0)
+        logits_BV = project(program.decoder, program.kernels, weights, hidden_TD[last_B])
         tokens_B = choose_tokens(shape.variant, logits_BV, inputs)
         spare = rows.last_token.shape[0] - 1
         target_B = jnp.where(inputs.samples == 1, inputs.row, spare)
@@ -75,8 +74,7 @@ def make_logits(program: StepProgram, shape: StepShape) -> Callable:
     def logits(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
         hidden_TD, kv = _hidden(program, weights, kv, rows, inputs)
-        with _precision(program):
-            return project(program.decoder, program.kernels, weights, hidden_TD), kv, rows
+        return project(program.decoder, program.kernels, weights, hidden_TD), kv, rows
 
     return _over_mesh(program, logits, outputs=PartitionSpec())
 
@@ -97,21 +95,26 @@ def _hidden(
         query_start=inputs.query_start,
         context_len=inputs.context_len,
     )
-    with _precision(program):
-        return run_layers(program.decoder, program.kernels, weights, kv, token_T, context)
-
-
-def _precision(program: StepProgram):
-    """Given inside the traced function, since the setting is thread-local; an H200 would otherwise use TF32."""
-    full = program.decoder.cfg.dtype == "float32"
-    return jax.default_matmul_precision("highest" if full else "default")
+    return run_layers(program.decoder, program.kernels, weights, kv, token_T, context)
 
 
 def _over_mesh(program: StepProgram, function: Callable, outputs: PartitionSpec) -> Callable:
     kv, whole = program.kv_spec(), PartitionSpec()
     rows = RowState(whole)
+    # Settings are given inside the traced function: they are thread-local, and the caller's own may differ. float32
+    # on an H200 would otherwise be TF32.
+    precision = "highest" if program.decoder.cfg.dtype == "float32" else "default"
+
+    def with_settings(*arguments):
+        with (
+            jax.default_matmul_precision(precision),
+            jax.numpy_rank_promotion("allow"),
+            jax.numpy_dtype_promotion("standard"),
+        ):
+            return function(*arguments)
+
     return jax.shard_map(
-        function,
+        with_settings,
         mesh=program.mesh,
         in_specs=(program.weight_specs(), kv, rows, whole),
         out_specs=(outputs, kv, rows),

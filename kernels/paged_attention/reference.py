@@ -55,7 +55,7 @@ def paged_attention(
         logits = jnp.einsum("QSKGH,QKXH->QKGSX", q_QSKGH, k_QKXH, preferred_element_type=jnp.float32) * scale
         if softcap is not None:
             logits = jnp.tanh(logits / softcap) * softcap
-        key_X = j * blocks_per_tile * C + jnp.arange(blocks_per_tile * C)
+        key_X = j * blocks_per_tile * C + jnp.arange(blocks_per_tile * C, dtype=jnp.int32)
         seen_QSX = key_X <= position_QS[..., None]
         if window is not None:
             seen_QSX &= key_X > position_QS[..., None] - window
@@ -70,14 +70,14 @@ def paged_attention(
     shape = (q_QSKGH.shape[0], K, N // K, tile)
     start = (jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, H), jnp.float32))
     keys_per_tile = blocks_per_tile * C
-    first = 0
+    first = jnp.int32(0)
     if window is not None:
         beyond = jnp.iinfo(jnp.int32).max
         # Padding rows of a decode batch are at position -1: they must not make the walk begin at 0.
         oldest = jnp.min(jnp.where(valid_QS & (position_QS >= 0), position_QS, beyond), initial=beyond)
         first = jnp.maximum(oldest - window + 1, 0) // keys_per_tile
     last = (jnp.max(context_len, initial=0) + keys_per_tile - 1) // keys_per_tile
-    _, total_QKGS, out_QKGSH = jax.lax.fori_loop(first, last, attend_key_tile, start)
+    _, total_QKGS, out_QKGSH = jax.lax.fori_loop(first, last.astype(first.dtype), attend_key_tile, start)
     out_QKGSH = out_QKGSH / jnp.where(total_QKGS == 0.0, 1.0, total_QKGS)[..., None]
     out_QSNH = out_QKGSH.transpose(0, 3, 1, 2, 4).reshape(-1, tile, N, H)
     return _from_tiles(out_QSNH, query_start, T, tile).astype(query.dtype)
@@ -87,21 +87,21 @@ def _query_tiles(query_start, num_tokens: int, tile: int):
     """Cuts the flat tokens into tiles of one request each: request [Q], token index [Q S], is it a token [Q S]."""
     num_requests = query_start.shape[0] - 1
     if tile == 1:
-        request = jnp.arange(num_requests)
+        request = jnp.arange(num_requests, dtype=jnp.int32)
         index = request[:, None]
         return request, index, jnp.ones_like(index, bool)
     ends = jnp.cumsum(_tiles_per_request(query_start, tile))
-    tiles = jnp.arange(num_tokens // tile + num_requests)
+    tiles = jnp.arange(num_tokens // tile + num_requests, dtype=jnp.int32)
     request = jnp.minimum(jnp.searchsorted(ends, tiles, side="right"), num_requests - 1)
     first_tile = ends[request] - _tiles_per_request(query_start, tile)[request]
-    index = (query_start[request] + (tiles - first_tile) * tile)[:, None] + jnp.arange(tile)
+    index = (query_start[request] + (tiles - first_tile) * tile)[:, None] + jnp.arange(tile, dtype=jnp.int32)
     return request, index, index < query_start[request + 1][:, None]
 
 
 def _from_tiles(out_QSNH, query_start, num_tokens: int, tile: int):
     if tile == 1:
         return out_QSNH[:, 0]
-    token = jnp.arange(num_tokens)
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
     request = jnp.clip(jnp.searchsorted(query_start, token, side="right") - 1, 0, query_start.shape[0] - 2)
     counts = _tiles_per_request(query_start, tile)
     offset = token - query_start[request]
