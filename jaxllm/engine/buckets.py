@@ -76,7 +76,7 @@ def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int
     """Cuts the list down to the engine's limits; coarse (a CPU) keeps few shapes, since each costs a compilation."""
     max_requests = min(max_num_seqs, max_num_batched_tokens)
     return Buckets(
-        decode=_upto(max_requests, SIZES[:: 2 if coarse else 1]),
+        decode=_upto(max_requests, SIZES),
         mixed_tokens=_upto(max_num_batched_tokens, SIZES[5::2]),
         mixed_requests=_upto(max_requests, SIZES[:: 4 if coarse else 2]),
         table_widths=_upto(max_blocks, TABLE_WIDTHS),
