@@ -18,7 +18,7 @@ from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.engine import EngineLimits
 from jaxllm.engine.loop import EngineLoop
-from jaxllm.engine.messages import AbortRequests, AddRequest, EngineStats
+from jaxllm.engine.messages import AbortRequests, AddRequest, EngineStats, ResetPrefixCache
 from jaxllm.scheduler.request import RequestUpdate
 from jaxllm.text.tokenizer import Tokenizer
 
@@ -134,6 +134,10 @@ class AsyncLLM:
         self._loop.send(AbortRequests(request_ids))
         return len(request_ids)
 
+    async def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes; blocks in use stay until their requests end."""
+        self._loop.send(ResetPrefixCache())
+
     def shutdown(self) -> None:
         """Ends the engine; requests that still run end with EngineDeadError."""
         self._is_shut_down = True
@@ -168,7 +172,10 @@ class AsyncLLM:
         try:
             # Whoever ends the engine tells the listeners of that moment; one who comes later has to look.
             self._check_alive()
-            self._loop.send(AddRequest(stream.request_id, stream.prompt.token_ids, params, priority))
+            prompt = stream.prompt
+            self._loop.send(
+                AddRequest(stream.request_id, prompt.token_ids, params, priority, prompt.cache_salt)
+            )
             while not stream.finished:
                 news = await listener.queue.get()
                 if isinstance(news, Exception):

@@ -39,18 +39,23 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continues every prompt; results come in the order of the prompts.
 
         A prompt is text, a list of token ids, or {"prompt_token_ids": [...]}. One SamplingParams serves all prompts, or
-        there is one for each. Nothing runs unless every prompt can be accepted.
+        there is one for each. `priority`, lower first, counts with scheduling_policy="priority". Nothing runs unless
+        every prompt can be accepted.
 
         Raises:
             InputError: a prompt that the model cannot take, with its index and the numbers.
             RequestError: a step raised; its requests are lost, with the cause.
         """
         tokenized = [tokenize_prompt(prompt, self._tokenizer) for prompt in prompt_list(prompts)]
-        return self._run(tokenized, _params_list(sampling_params, len(tokenized)), use_tqdm)
+        ranks = [0] * len(tokenized) if priority is None else list(priority)
+        if len(ranks) != len(tokenized):
+            raise InputError(f"there are {len(tokenized)} prompts and {len(ranks)} priorities: give one each")
+        return self._run(tokenized, _params_list(sampling_params, len(tokenized)), use_tqdm, ranks)
 
     def chat(
         self,
@@ -72,11 +77,16 @@ class LLM:
         for conversation in conversations:
             text = self._tokenizer.render_chat(conversation, add_generation_prompt, **template_kwargs)  # pyright: ignore[reportArgumentType]
             tokenized.append(TokenizedPrompt(self._tokenizer.encode(text, add_special_tokens=False), text))
-        return self._run(tokenized, _params_list(sampling_params, len(tokenized)), use_tqdm)
+        return self._run(tokenized, _params_list(sampling_params, len(tokenized)), use_tqdm, [0] * len(tokenized))
 
     def get_tokenizer(self) -> Tokenizer | None:
         """Gives the tokenizer, or None with skip_tokenizer_init."""
         return self._tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; False while some of their blocks are in use."""
+        with self._turn:
+            return self._engine.reset_prefix_cache()
 
     @property
     def vocab_size(self) -> int:
@@ -97,7 +107,9 @@ class LLM:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _run(self, prompts: list[TokenizedPrompt], params: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(
+        self, prompts: list[TokenizedPrompt], params: list[SamplingParams], use_tqdm: bool, ranks: list[int]
+    ) -> list[RequestOutput]:
         with self._turn:
             for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
                 try:
@@ -106,9 +118,9 @@ class LLM:
                     raise InputError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from None
             streams = {}
             try:
-                for prompt, param in zip(prompts, params, strict=True):
+                for prompt, param, rank in zip(prompts, params, ranks, strict=True):
                     stream = RequestStream(f"generate-{next(self._numbers)}", prompt, param, self._tokenizer)
-                    self._engine.add(stream.request_id, prompt.token_ids, param)
+                    self._engine.add(stream.request_id, prompt.token_ids, param, rank, prompt.cache_salt)
                     streams[stream.request_id] = stream
                 self._drain(streams, use_tqdm)
             finally:

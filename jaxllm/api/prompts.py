@@ -1,5 +1,6 @@
 """What a user may call a prompt -> token ids. Knows the tokenizer's interface; no engine."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,22 +17,25 @@ class TokenizedPrompt:
 
     token_ids: list[int]
     text: str | None = None
+    cache_salt: str | None = None  # prompts of different salt never share KV blocks
 
 
 def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenizedPrompt:
-    """Takes text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}.
+    """Takes text, a list of token ids, or a mapping with "prompt" or "prompt_token_ids", and "cache_salt" if wanted.
 
     Raises:
         InputError: it is none of these, or it is text and there is no tokenizer.
     """
     if isinstance(prompt, Mapping):
-        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-        if unknown or not prompt:
+        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+        if unknown or not {"prompt", "prompt_token_ids"} & set(prompt):
             raise InputError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', got {sorted(map(str, prompt))}")
-        text = prompt.get("prompt")
+        salt = prompt.get("cache_salt")
+        if salt is not None and not (isinstance(salt, str) and salt):
+            raise InputError(f"cache_salt must be a non-empty string, got {salt!r:.60}")
         if "prompt_token_ids" in prompt:
-            return TokenizedPrompt(_token_ids(prompt["prompt_token_ids"]), text)
-        prompt = prompt["prompt"]
+            return TokenizedPrompt(_token_ids(prompt["prompt_token_ids"]), prompt.get("prompt"), salt)
+        return dataclasses.replace(tokenize_prompt(prompt["prompt"], tokenizer), cache_salt=salt)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InputError("a text prompt needs a tokenizer, and skip_tokenizer_init is set: give prompt_token_ids")

@@ -28,7 +28,6 @@ NOT_BUILT: dict[str, object] = {
     "data_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "enable_expert_parallel": False,
-    "enable_prefix_caching": False,
     "kv_cache_dtype": "auto",
     "quantization": None,
     "enable_lora": False,
@@ -43,7 +42,6 @@ NOT_BUILT: dict[str, object] = {
     "logits_processors": None,
     "logprobs_mode": "raw_logprobs",
     "max_logprobs": None,
-    "long_prefill_token_threshold": 0,
     "hf_overrides": None,
     "generation_config": "auto",
     "override_generation_config": None,
@@ -90,7 +88,10 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = flag(None, "size of the KV pool in blocks; overrides both")
     max_num_seqs: int | None = flag(None, "most requests running at once; default 256 on a GPU, 32 on a CPU")
     max_num_batched_tokens: int | None = flag(None, "most tokens in a step; default 8192 on a GPU, 512 on a CPU")
-    scheduling_policy: str = flag("fcfs", "order of admission: fcfs")
+    scheduling_policy: str = flag("fcfs", "order of admission: fcfs, or priority (lower first, then arrival)")
+    enable_prefix_caching: bool = flag(True, "share the KV blocks of prompts that begin alike")
+    long_prefill_token_threshold: int = flag(0, "most tokens of one request in a step; 0 sets no cap")
+    max_prefill_tokens: int = flag(0, "most tokens in a step beyond one per request; 0 sets no cap")
     attention_backend: str = flag("auto", "version of the paged attention kernel")
     enforce_eager: bool = flag(False, "compile each step shape at first use instead of before the first request")
     step_timeout: float = flag(300.0, "seconds after which a step that does not return is reported as hanging")
@@ -119,6 +120,8 @@ _LEAST: dict[str, float] = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "step_timeout": 0.001,
+    "long_prefill_token_threshold": 0,
+    "max_prefill_tokens": 0,
 }
 
 

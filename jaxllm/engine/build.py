@@ -187,6 +187,9 @@ def _join(
             max_num_batched_tokens=max_tokens,
             max_model_len=memory.max_model_len,
             policy=args.scheduling_policy,
+            enable_prefix_caching=args.enable_prefix_caching,
+            long_prefill_token_threshold=args.long_prefill_token_threshold,
+            max_prefill_tokens=args.max_prefill_tokens,
         ),
         BlockPool(memory.num_blocks, args.block_size),
         KVGroups(model.kv_layout.windows),
@@ -195,7 +198,10 @@ def _join(
     builder = InputBuilder(buckets, max_seqs, max_blocks, len(model.kv_layout.windows), args.seed)
     eos = {*eos_token_ids, *model.eos_token_ids, *token_ids(source.generation_config.get("eos_token_id"))}
     limits = EngineLimits(
-        vocab_size=model.vocab_size, max_model_len=memory.max_model_len, eos_token_ids=tuple(sorted(eos))
+        vocab_size=model.vocab_size,
+        max_model_len=memory.max_model_len,
+        eos_token_ids=tuple(sorted(eos)),
+        has_priorities=args.scheduling_policy == "priority",
     )
     return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout))
 

@@ -58,6 +58,7 @@ class EngineLimits:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
+    has_priorities: bool = False  # the scheduling policy looks at a request's priority
 
     def check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         """Refuses a request that the model cannot take.
@@ -104,8 +105,15 @@ class Engine:
         """Names the step that does not return, if there is one."""
         return self._watchdog.overdue
 
-    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, priority: int = 0) -> None:
-        """Admits a request to the waiting queue.
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Admits a request to the waiting queue. Requests of different cache_salt never share KV blocks.
 
         Raises:
             InputError: see EngineLimits.check.
@@ -123,6 +131,7 @@ class Engine:
                 eos_token_ids=frozenset() if params.ignore_eos else frozenset(self.limits.eos_token_ids),
                 stop_token_ids=frozenset(params.stop_token_ids or ()),
                 priority=priority,
+                cache_salt=cache_salt,
                 arrival_time=time.monotonic(),
                 params=params,
             )
@@ -140,6 +149,10 @@ class Engine:
         if len(self._in_flight) > (batch is not None):
             return self._read_oldest()
         return []
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; blocks in use stay until their requests end."""
+        return self.scheduler.reset_prefix_cache()
 
     def close(self) -> None:
         """Ends the watchdog; the runner belongs to whoever made it."""

@@ -16,10 +16,11 @@ from jaxllm.scheduler.scheduler import Scheduled, ScheduledBatch
 
 
 class PackedStep(NamedTuple):
-    """What the runner takes: the compiled shape and the packed inputs of it."""
+    """What the runner takes: the compiled shape, its packed inputs, and blocks to copy (from, to) before the step."""
 
     shape: StepShape
     packed: np.ndarray
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 class InputBuilder:
@@ -69,7 +70,7 @@ class InputBuilder:
         inputs.top_k[:B] = self._top_k[rows]
         inputs.top_p[:B] = self._top_p[rows]
         inputs.seed[:B] = self._seed[rows]
-        return PackedStep(shape, packed)
+        return PackedStep(shape, packed, batch.copies)
 
     def _shape(self, items: tuple[Scheduled, ...], rows: np.ndarray) -> StepShape:
         num_tokens = sum(item.count for item in items)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.messages import AbortRequests, AddRequest, EngineStats, Message
+from jaxllm.engine.messages import AbortRequests, AddRequest, EngineStats, Message, ResetPrefixCache
 from jaxllm.scheduler.request import RequestUpdate
 
 logger = logging.getLogger(__name__)
@@ -78,13 +78,22 @@ class EngineLoop:
         match message:
             case AddRequest():
                 try:
-                    self._engine.add(message.request_id, message.prompt_ids, message.params, message.priority)
+                    self._engine.add(
+                        message.request_id,
+                        message.prompt_ids,
+                        message.params,
+                        message.priority,
+                        message.cache_salt,
+                    )
                 except ValueError as error:
                     return [RequestUpdate(message.request_id, finish_reason="error", error=str(error))]
                 return []
             case AbortRequests():
                 ended = [self._engine.abort(request_id) for request_id in message.request_ids]
                 return [update for update in ended if update is not None]
+            case ResetPrefixCache():
+                self._engine.reset_prefix_cache()
+                return []
 
     def _read_stats(self) -> None:
         stats = self._engine.scheduler.stats
@@ -96,5 +105,7 @@ class EngineLoop:
             num_scheduled_tokens=stats.num_scheduled_tokens,
             num_recomputed_tokens=stats.num_recomputed_tokens,
             num_discarded_tokens=stats.num_discarded_tokens,
+            prefix_cache_queries=stats.prefix_cache_queries,
+            prefix_cache_hits=stats.prefix_cache_hits,
             num_steps=self._engine.times.num_steps,
         )

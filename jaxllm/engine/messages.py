@@ -1,6 +1,6 @@
 """What crosses between a front and the engine: plain data, so that the engine can move into a process of its own.
 
-Down: AddRequest, AbortRequests. Up: lists of scheduler.RequestUpdate. An update that refuses a request has the finish
+Down: AddRequest, AbortRequests, ResetPrefixCache. Up: lists of scheduler.RequestUpdate. An update that refuses a request has the finish
 reason "error" and no tokens.
 """
 
@@ -17,6 +17,7 @@ class AddRequest:
     prompt_ids: list[int]
     params: SamplingParams
     priority: int = 0
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,12 @@ class AbortRequests:
     request_ids: tuple[str, ...]
 
 
-type Message = AddRequest | AbortRequests
+@dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget all cached prefixes."""
+
+
+type Message = AddRequest | AbortRequests | ResetPrefixCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +46,6 @@ class EngineStats:
     num_scheduled_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_discarded_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     num_steps: int = 0

@@ -1,5 +1,6 @@
 """Owns the device's arrays: weights, KV cache, row state. Knows packed inputs and executables; no requests."""
 
+import functools
 from typing import Protocol
 
 import jax
@@ -67,6 +68,8 @@ class ModelRunner:
     def execute(self, step: PackedStep) -> DeviceTokens:
         """Launches a step, compiling its shape first where that has not happened yet."""
         compiled = self._compiler.get(step.shape)
+        if step.copies:
+            self._copy_blocks(step.copies)
         tokens, self._kv, self._rows = compiled(self.weights, self._kv, self._rows, self._to_device(step.packed))
         return DeviceTokens(tokens)
 
@@ -81,5 +84,16 @@ class ModelRunner:
         self._kv = self._rows = None
         self.weights = {}
 
+    def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
+        """Copies whole blocks in all layers, in the device's order before the step; padded with block 0 onto itself."""
+        padded = np.zeros((2, 1 << (len(copies) - 1).bit_length()), np.int32)
+        padded[:, : len(copies)] = np.asarray(copies).T
+        self._kv = _copy_blocks(self._kv, self._to_device(padded))
+
     def _to_device(self, array: np.ndarray) -> jax.Array:
         return jax.device_put(array, self.program.sharding(PartitionSpec()))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _copy_blocks(kv: jax.Array, from_to: jax.Array) -> jax.Array:
+    return kv.at[:, from_to[1]].set(kv[:, from_to[0]])

@@ -37,7 +37,7 @@ class Generator:
         """
         meter = self._metrics.start(request.num_prompt_tokens)
         try:
-            async with aclosing(self._llm.stream(request.prompt, request.params, request.request_id)) as deltas:
+            async with aclosing(self._llm.stream(*request.as_arguments())) as deltas:
                 async for delta in deltas:
                     meter.take(delta)
                     yield delta

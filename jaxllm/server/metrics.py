@@ -110,7 +110,7 @@ class RequestMeter:
 
 
 class _EngineCollector(Collector):
-    """Reads the engine's gauges when Prometheus asks."""
+    """Reads the engine's gauges and counters when Prometheus asks."""
 
     def __init__(self, model_name: str, read_stats: Callable[[], EngineStats]):
         self._labels = (model_name, "0")
@@ -127,9 +127,15 @@ class _EngineCollector(Collector):
             gauge = GaugeMetricFamily(f"vllm:{name}", help, labels=_LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
-        preemptions = CounterMetricFamily("vllm:num_preemptions", "Requests sent back to the queue.", labels=_LABELS)
-        preemptions.add_metric(self._labels, stats.num_preemptions)
-        yield preemptions
+        counters = (
+            ("num_preemptions", "Requests sent back to the queue.", stats.num_preemptions),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
+        )
+        for name, help, value in counters:
+            counter = CounterMetricFamily(f"vllm:{name}", help, labels=_LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter
 
 
 def sizes_up_to(limit: int) -> Iterable[float]:

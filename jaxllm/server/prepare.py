@@ -1,6 +1,7 @@
 """A request's body -> prompts as token ids and SamplingParams, checked before anything runs. Runs nothing itself."""
 
 import asyncio
+import dataclasses
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ class PreparedRequest:
     request_id: str
     prompt: TokenizedPrompt
     params: SamplingParams
+    priority: int = 0
+
+    def as_arguments(self) -> tuple[TokenizedPrompt, SamplingParams, str, int]:
+        """Gives the arguments of AsyncLLM.stream."""
+        return self.prompt, self.params, self.request_id, self.priority
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -132,7 +138,13 @@ def _checked(
     check_length(num_prompt, asked, asked_as, limit)
     params = _sampling_params(body, default if asked is None else asked, llm.get_tokenizer() is not None)
     llm.limits.check(prompt.token_ids, params)
-    return PreparedRequest(request_id, prompt, params)
+    if body.cache_salt is not None:
+        if not body.cache_salt:
+            raise ApiError("cache_salt must be a non-empty string", param="cache_salt")
+        prompt = dataclasses.replace(prompt, cache_salt=body.cache_salt)
+    if body.priority and not llm.limits.has_priorities:
+        raise ApiError("priority needs a server with --scheduling-policy priority; leave it at 0", param="priority")
+    return PreparedRequest(request_id, prompt, params, body.priority)
 
 
 def check_length(num_prompt: int, asked: int | None, asked_as: str, limit: int) -> None:

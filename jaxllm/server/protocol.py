@@ -34,6 +34,8 @@ class GenerationRequest(BaseModel):
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    priority: int = 0
 
     @property
     def wants_usage(self) -> bool:

@@ -54,14 +54,13 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "logits_processors": ([],),
     "vllm_xargs": ({},),
     "kv_transfer_params": ({},),
-    "priority": (0,),
 }
 
 # What OpenAI's clients send that changes no answer here.
 _HARMLESS = frozenset(
     (
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("parallel_tool_calls", "cache_salt", "request_id"),
+        *("parallel_tool_calls", "request_id"),
     )
 )
 

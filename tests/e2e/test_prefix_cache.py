@@ -1,0 +1,110 @@
+"""Sharing KV blocks changes no token: caching on or off, cold or warm, under priorities, windows and a small pool."""
+
+import pytest
+
+from jaxllm import SamplingParams
+
+FAMILIES = ("llama", "gemma3_text")
+ROOMY = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 1024, "block_size": 8}
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def extended(cases: list[dict]) -> dict[str, tuple[list[int], list[int]]]:
+    """Prompts that begin alike, and what must follow: each golden case once more with its first tokens as prompt."""
+    wanted = {}
+    for i, case in enumerate(cases):
+        whole = case["prompt_ids"] + case["output_ids"]
+        for taken in (0, 1, 5, 16):
+            split = len(case["prompt_ids"]) + taken
+            wanted[f"{i}-{taken}"] = (whole[:split], whole[split:])
+    return wanted
+
+
+def run(driver, wanted, prefix: str, **options) -> None:
+    for rank, (name, (prompt, expected)) in enumerate(wanted.items()):
+        driver.tokens[prefix + name] = []
+        driver.engine.add(prefix + name, prompt, greedy(len(expected)), **{k: v(rank) for k, v in options.items()})
+    driver.run()
+    for name, (_, expected) in wanted.items():
+        assert driver.tokens[prefix + name] == expected, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("caching", [False, True])
+def test_tokens_equal_the_goldens_cold_and_warm(family, caching, engine_of, golden_cases):
+    wanted = extended(golden_cases(family))
+    with engine_of(family, **ROOMY, enable_prefix_caching=caching) as driver:
+        run(driver, wanted, "cold-")
+        cold = driver.engine.scheduler.stats
+        run(driver, wanted, "warm-")
+        warm = driver.engine.scheduler.stats
+    num_prompt = sum(len(prompt) for prompt, _ in wanted.values())
+    if not caching:
+        assert (warm.prefix_cache_queries, warm.prefix_cache_hits) == (0, 0)
+        return
+    assert warm.prefix_cache_queries == 2 * num_prompt
+    assert cold.prefix_cache_hits > 0
+    assert warm.prefix_cache_hits - cold.prefix_cache_hits > 0.7 * num_prompt
+    assert warm.num_scheduled_tokens < 2 * cold.num_scheduled_tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_survive_a_pool_of_a_tenth_with_priorities(family, engine_of, golden_cases):
+    wanted = extended(golden_cases(family))
+    groups = 3 if family == "gemma3_text" else 1
+    needed = sum(-(-(len(prompt) + len(rest)) // 8) for prompt, rest in wanted.values())
+    small = {"num_gpu_blocks_override": 1 + max(needed // 10, 22) * groups, "scheduling_policy": "priority"}
+    with engine_of(family, **ROOMY | small, max_model_len=176) as driver:
+        run(driver, wanted, "first-", priority=lambda rank: -rank % 3)
+        run(driver, wanted, "again-", priority=lambda rank: rank % 4)
+        assert driver.engine.scheduler.stats.num_preemptions > 0
+
+
+def test_tenants_of_different_salt_share_nothing_and_get_the_same_tokens(engine_of, golden_cases):
+    case = golden_cases("llama")[5]
+    wanted = {"only": (case["prompt_ids"], case["output_ids"])}
+    with engine_of("llama", **ROOMY) as driver:
+        run(driver, wanted, "a-", cache_salt=lambda _: "a")
+        run(driver, wanted, "b-", cache_salt=lambda _: "b")
+        assert driver.engine.scheduler.stats.prefix_cache_hits == 0
+        run(driver, wanted, "a2-", cache_salt=lambda _: "a")
+        assert driver.engine.scheduler.stats.prefix_cache_hits > 100
+
+
+def test_a_reset_forgets_all_prefixes(engine_of, golden_cases):
+    case = golden_cases("llama")[5]
+    wanted = {"only": (case["prompt_ids"], case["output_ids"])}
+    with engine_of("llama", **ROOMY) as driver:
+        run(driver, wanted, "1-")
+        assert driver.engine.reset_prefix_cache()
+        run(driver, wanted, "2-")
+        assert driver.engine.scheduler.stats.prefix_cache_hits == 0
+
+
+@pytest.mark.slow
+def test_a_shared_prefix_is_computed_once_and_the_second_batch_begins_sooner():
+    from jaxllm import LLM  # noqa: PLC0415
+
+    prefix = [1000 + (37 * i) % 40_000 for i in range(1500)]
+    options = {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory_bytes": 300 << 20, "enforce_eager": True}
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+
+    def batch(llm, start: int):
+        prompts = [[*prefix, 500 + i, 600 + i] for i in range(start, start + 64)]
+        before = llm._engine.scheduler.stats.num_scheduled_tokens
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        scheduled = llm._engine.scheduler.stats.num_scheduled_tokens - before
+        return scheduled, min(output.metrics.time_to_first_token for output in outputs)
+
+    with LLM("smollm2", **options) as llm:
+        batch(llm, 1000)  # compiles
+        llm.reset_prefix_cache()
+        first, first_ttft = batch(llm, 0)
+        second, second_ttft = batch(llm, 64)
+    each = 64 * (1502 % 16 + 2 + 2)  # past the last full block, two outputs fed back, and a block's rounding
+    assert 1500 <= first <= 1500 + each + 64 * 16
+    assert second <= each + 64 * 16
+    assert second_ttft < first_ttft / 2
