@@ -1,7 +1,8 @@
-"""Refuses the requests that could never run to their end. Knows limits and lengths: no queue, no other requests."""
+"""Refuses the requests that could never run to their end. Knows limits and lengths: no queue."""
 
-from jaxllm.scheduler.block_pool import BlockPool
-from jaxllm.scheduler.kv_groups import KVGroups
+from collections.abc import Sequence
+
+from jaxllm.scheduler.kv_cache import KVCache
 from jaxllm.scheduler.request import Request, RequestStatus
 
 
@@ -9,15 +10,32 @@ class AdmissionError(ValueError):
     """A request that could never run: the message is one line with the cause and the numbers."""
 
 
-def checked_max_new_tokens(request: Request, max_model_len: int, pool: BlockPool, groups: KVGroups) -> int:
+def check_new(requests: Sequence[Request]) -> None:
+    """Checks that requests have never run and, if there are several, that they are samples of one prompt.
+
+    Raises:
+        AdmissionError: one has run before, or two differ in what makes their KV.
+    """
+    first = requests[0]
+    for request in requests:
+        if request.status is not RequestStatus.WAITING or request.output_ids:
+            raise AdmissionError(f"request {request.request_id!r} has run before; make a new one")
+        if request.prompt_ids != first.prompt_ids:
+            raise AdmissionError(f"requests {first.request_id!r} and {request.request_id!r} have different prompts")
+        if (request.cache_salt, request.kv_key) != (first.cache_salt, first.kv_key):
+            raise AdmissionError(
+                f"requests {first.request_id!r} and {request.request_id!r} differ in cache_salt or kv_key: "
+                "they cannot share a prompt"
+            )
+
+
+def checked_max_new_tokens(request: Request, max_model_len: int, kv: KVCache) -> int:
     """Gives the request's max_new_tokens, clipped to the room that max_model_len leaves behind its prompt.
 
     Raises:
         AdmissionError: the request is malformed, or longer than the model or the whole cache can take.
     """
     num_prompt = len(request.prompt_ids)
-    if request.status is not RequestStatus.WAITING or request.output_ids:
-        raise AdmissionError(f"request {request.request_id!r} has run before; make a new one")
     if not num_prompt:
         raise AdmissionError("the prompt is empty; it needs at least 1 token")
     if request.max_new_tokens < 1:
@@ -28,7 +46,8 @@ def checked_max_new_tokens(request: Request, max_model_len: int, pool: BlockPool
             f"{max_model_len - 1} (and one output token): shorten the prompt or raise max_model_len"
         )
     max_new_tokens = min(request.max_new_tokens, max_model_len - num_prompt)
-    num_needed = groups.num_blocks(num_prompt + max_new_tokens, pool.block_size)
+    pool, groups = kv.pool, kv.groups
+    num_needed = groups.num_blocks(num_prompt + max_new_tokens, pool.block_size, kv.chunk)
     if num_needed > pool.num_lendable:
         raise AdmissionError(
             f"the request may need {num_needed} KV blocks ({num_prompt} prompt + {max_new_tokens} output tokens, "

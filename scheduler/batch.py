@@ -1,6 +1,6 @@
 """What the scheduler decides for one step, and its counters. Knows requests and counts: no shapes, no padding."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxllm.scheduler.record import record
 from jaxllm.scheduler.request import Request
@@ -24,20 +24,59 @@ class ScheduledBatch:
     items: tuple[Scheduled, ...]
     preempted: tuple[Request, ...]
     step: int  # counts up from 1
+    copies: tuple[tuple[int, int], ...] = ()  # blocks (source, destination), to copy in all layers before the step
+    num_recomputed: int = 0  # of its tokens, those that are computed once more
 
     @property
     def num_tokens(self) -> int:
         return sum([item.count for item in self.items])
 
 
+@dataclass(slots=True)
+class StepDraft:
+    """A step in the making and what is left of its budget."""
+
+    num_left: int  # tokens
+    num_prefill_left: int  # of these, tokens beyond the first of each request
+    items: list[Scheduled] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    num_recomputed: int = 0
+    ran_short: bool = False  # blocks did not do for the running requests, so nobody new is admitted
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the scheduler counts since its start."""
+
+    num_preemptions: int = 0
+    num_scheduled_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    num_discarded_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_forked_tokens: int = 0
+    num_refound_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A reading of the scheduler's gauges (the first three) and of its counters since the start."""
+    """A reading of the scheduler's gauges (the first four) and of its counters since the start."""
 
     running: int
     waiting: int
+    paused: int
     kv_usage: float  # share of the blocks that is lent, 0 to 1
     num_preemptions: int
     num_scheduled_tokens: int
-    num_recomputed_tokens: int  # scheduled once more, after a preemption or a loss threw their KV away
+    num_recomputed_tokens: int  # scheduled once more, after a preemption, a pause or a loss threw their KV away
     num_discarded_tokens: int  # sampled for requests that had ended meanwhile
+    prefix_cache_queries: int  # tokens of first admissions that were looked up
+    prefix_cache_hits: int  # tokens of these that were found
+    num_forked_tokens: int  # prompt tokens shared with a parallel sample; neither looked up nor found
+    num_refound_tokens: int  # tokens of requests that come back, found again; neither looked up nor recomputed
+
+    @property
+    def num_useful_tokens(self) -> int:
+        """Counts the scheduled tokens that were computed for the first time and for a request that lived on."""
+        return self.num_scheduled_tokens - self.num_recomputed_tokens - self.num_discarded_tokens

@@ -9,8 +9,9 @@ from jaxllm.scheduler.block_pool import BlockPool
 class KVGroups:
     """The groups of layers that share a block table; each has the sliding window of its layers, or None.
 
-    The tables of a request are equally long, in every group entry i holds tokens i*block_size and on: a group that
-    gives blocks behind its window back will put block 0 in their place and keep the table's length.
+    The tables of a request are equally long, in every group entry i holds tokens i*block_size and on. A group with a
+    window gives blocks wholly behind it back and keeps the table's length: block 0 stands in their place, so that the
+    zeros of a table are always its beginning. Attention masks what is behind the window, so nobody reads block 0.
     """
 
     windows: tuple[int | None, ...] = (None,)
@@ -27,13 +28,35 @@ class KVGroups:
     def empty_tables(self) -> list[list[int]]:
         return [[] for _ in self.windows]
 
-    def num_blocks(self, num_tokens: int, block_size: int) -> int:
-        """Counts the blocks, of all groups together, that hold `num_tokens` tokens."""
-        return -(-num_tokens // block_size) * len(self.windows)
+    def first_block(self, group: int, position: int, block_size: int) -> int:
+        """Gives the index of the first block that the token at `position` and those behind it see in a group."""
+        window = self.windows[group]
+        return 0 if window is None else max(position - window + 1, 0) // block_size
 
-    def grow(self, tables: list[list[int]], num_tokens: int, pool: BlockPool) -> bool:
-        """Extends the tables of all groups to hold `num_tokens`; lends nothing when it cannot lend all."""
-        missing = -(-num_tokens // pool.block_size) - len(tables[0])
+    def num_blocks(self, num_tokens: int, block_size: int, chunk: int | None = None) -> int:
+        """Counts the blocks, of all groups together, that a request of `num_tokens` tokens ever holds at once.
+
+        It is the largest number over all ways of computing it in steps of at most `chunk` tokens (None: any number).
+        A step that ends at token e holds, in a group with a window, the blocks from the window of its first token on.
+        Ending a block later never takes fewer of them, so the ends within the last block are all that has to be tried.
+        """
+        chunk = num_tokens if chunk is None else chunk
+        ends = range(max(num_tokens - block_size, 0) + 1, num_tokens + 1)
+        return sum(
+            max(
+                (-(-end // block_size) - self.first_block(group, max(end - chunk, 0), block_size) for end in ends),
+                default=0,
+            )
+            for group in range(len(self.windows))
+        )
+
+    def grow(self, tables: list[list[int]], start: int, end: int, pool: BlockPool) -> bool:
+        """Makes room for a step that computes tokens start..end-1: first gives back what its windows have passed.
+
+        It lends nothing when it cannot lend in all groups.
+        """
+        self.slide(tables, start, pool)
+        missing = -(-end // pool.block_size) - len(tables[0])
         if missing <= 0:
             return True
         blocks = pool.lend(missing * len(tables))
@@ -43,8 +66,21 @@ class KVGroups:
             table.extend(blocks[group * missing : (group + 1) * missing])
         return True
 
+    def slide(self, tables: list[list[int]], position: int, pool: BlockPool) -> None:
+        """Gives back the blocks that no token from `position` on sees."""
+        for group, window in enumerate(self.windows):
+            if window is None:
+                continue
+            table = tables[group]
+            index = min(self.first_block(group, position, pool.block_size), len(table)) - 1
+            while index >= 0 and table[index]:
+                pool.give_back((table[index],))
+                table[index] = 0
+                index -= 1
+
     def release(self, tables: list[list[int]], pool: BlockPool) -> None:
         """Gives every block back and empties the tables; the ends go first, since beginnings are shared most often."""
+        for entry in reversed(list(zip(*tables, strict=True))):
+            pool.give_back([block for block in entry if block])
         for table in tables:
-            pool.give_back(reversed(table))
             table.clear()

@@ -1,10 +1,13 @@
 """One request and what is told of it after a step. Knows token ids as integers: no text, no sampling, no device."""
 
 import enum
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxllm.scheduler.record import record
+
+NEVER = sys.maxsize
 
 type FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -14,6 +17,7 @@ class RequestStatus(enum.Enum):
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
+    PAUSED = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -32,6 +36,10 @@ class Request:
     priority: int = 0
     arrival_time: float = 0.0
     params: object = None  # the engine's; never looked at here
+    deadline: float | None = None  # on the clock of whoever calls Scheduler.expire
+    cache_salt: str | None = None  # only requests of equal salt share blocks
+    kv_key: tuple[str, ...] = ()  # what else makes the KV of equal tokens differ, as an adapter does
+    skip_prefix_cache: bool = False  # computes its whole prompt, which others may still find afterwards
 
     output_ids: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)  # one per KV group
@@ -39,7 +47,13 @@ class Request:
     num_computed: int = 0  # tokens whose KV is in the cache, or is being written by a step already dispatched
     num_in_flight: int = 0  # tokens sampled by dispatched steps that the host has not read yet
     num_to_recompute: int = 0  # tokens from num_computed on whose KV was thrown away and not yet computed again
-    num_preemptions: int = 0
+    num_preemptions: int = 0  # times it lost its row, whatever for
+    num_yields: int = 0  # times it lost it to make room for another
+    num_found: int = 0  # tokens that were in the cache when it was admitted last
+    num_cached_tokens: int = 0  # the same of its first admission: what its user is told
+    cache_at: int = NEVER  # known tokens at which its next block may enter the prefix cache
+    block_hashes: list[bytes] = field(default_factory=list)
+    order: int = 0  # its place among all that ever came
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -76,6 +90,14 @@ class Request:
     def check_waiting(self) -> None:
         """A waiting request holds nothing."""
         assert self.status is RequestStatus.WAITING, self.request_id
+        self._check_empty()
+
+    def check_paused(self) -> None:
+        """A paused request holds nothing."""
+        assert self.status is RequestStatus.PAUSED, self.request_id
+        self._check_empty()
+
+    def _check_empty(self) -> None:
         assert self.row is None, self.request_id
         assert self.num_computed == 0, self.request_id
         assert not any(self.block_tables), self.request_id

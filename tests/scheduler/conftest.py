@@ -1,6 +1,7 @@
 """Makes schedulers and requests of a few tokens, and plays the engine for them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,11 @@ def _scheduler(
     max_model_len: int = 32,
     num_blocks: int = 65,
     block_size: int = 2,
-    groups: int = 1,
+    windows: tuple[int | None, ...] = (None,),
+    **options: Any,
 ) -> Scheduler:
-    config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=max_model_len)
-    return Scheduler(config, BlockPool(num_blocks, block_size), KVGroups((None,) * groups))
+    config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=max_model_len, **options)
+    return Scheduler(config, BlockPool(num_blocks, block_size), KVGroups(windows))
 
 
 def _add(
@@ -30,8 +32,13 @@ def _add(
     max_new_tokens: int = 8,
     eos: tuple[int, ...] = (),
     stop: tuple[int, ...] = (),
+    prompt: list[int] | None = None,
+    **options: Any,
 ) -> Request:
-    request = Request(request_id, list(range(num_prompt)), max_new_tokens, frozenset(eos), frozenset(stop))
+    """Adds a request whose prompt shares no prefix with that of another id, unless one is given."""
+    if prompt is None:
+        prompt = [1000 * ord(request_id[0]) + i for i in range(num_prompt)]
+    request = Request(request_id, prompt, max_new_tokens, frozenset(eos), frozenset(stop), **options)
     scheduler.add(request)
     return request
 

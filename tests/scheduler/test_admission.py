@@ -21,7 +21,7 @@ def test_a_prompt_that_leaves_no_room_for_an_output_token_is_refused(make_schedu
 
 
 def test_a_request_larger_than_the_whole_cache_is_refused(make_scheduler: Callable[..., Scheduler]):
-    scheduler = make_scheduler(num_blocks=9, block_size=2, groups=2)  # 4 blocks a group: 8 tokens
+    scheduler = make_scheduler(num_blocks=9, block_size=2, windows=(None, None))  # 4 blocks a group: 8 tokens
     _refuse(scheduler, Request("a", [1] * 5, 4), r"10 KV blocks \(5 prompt \+ 4 output .* 2 KV groups.* has 8")
     scheduler.add(Request("b", [1] * 5, 3))
 

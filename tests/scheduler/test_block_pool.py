@@ -63,7 +63,7 @@ def test_check_notices_a_block_that_is_free_twice():
 def test_check_notices_a_lost_block():
     pool = BlockPool(num_blocks=3, block_size=16)
     pool._free.popleft()
-    with pytest.raises(AssertionError, match="neither free nor lent"):
+    with pytest.raises(AssertionError, match="neither free nor cached nor lent"):
         pool.check()
 
 

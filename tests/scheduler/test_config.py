@@ -9,7 +9,7 @@ GOOD = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=
 
 @pytest.mark.parametrize(
     ("name", "value", "least"),
-    [("max_num_seqs", 0, 1), ("max_num_batched_tokens", 0, 1), ("max_model_len", 1, 2)],
+    [("max_num_seqs", 0, 1), ("max_num_batched_tokens", 0, 1), ("max_model_len", 1, 2), ("max_prefill_tokens", -1, 0)],
 )
 def test_a_limit_too_small_to_serve_anything_is_refused(name: str, value: int, least: int):
     with pytest.raises(ValueError, match=f"{name} must be at least {least}, got {value}"):
@@ -17,5 +17,5 @@ def test_a_limit_too_small_to_serve_anything_is_refused(name: str, value: int, l
 
 
 def test_the_policy_must_be_a_known_one():
-    with pytest.raises(ValueError, match="'lottery'; known: fcfs"):
+    with pytest.raises(ValueError, match="'lottery'; known: cache-aware, cache-aware-priority, fcfs, priority"):
         replace(GOOD, policy="lottery")

@@ -7,11 +7,11 @@ from jaxllm.scheduler.kv_groups import KVGroups
 def test_growing_extends_the_tables_of_all_groups_alike():
     pool, groups = BlockPool(num_blocks=9, block_size=4), KVGroups((None, 512))
     tables = groups.empty_tables()
-    assert groups.grow(tables, 5, pool)
+    assert groups.grow(tables, 0, 5, pool)
     assert tables == [[1, 2], [3, 4]]
-    assert groups.grow(tables, 8, pool)
+    assert groups.grow(tables, 0, 8, pool)
     assert tables == [[1, 2], [3, 4]]
-    assert groups.grow(tables, 9, pool)
+    assert groups.grow(tables, 0, 9, pool)
     assert tables == [[1, 2, 5], [3, 4, 6]]
     assert pool.num_free == 2
 
@@ -19,8 +19,8 @@ def test_growing_extends_the_tables_of_all_groups_alike():
 def test_growing_lends_in_no_group_when_it_cannot_lend_in_all():
     pool, groups = BlockPool(num_blocks=6, block_size=4), KVGroups((None, None))
     tables = groups.empty_tables()
-    assert groups.grow(tables, 8, pool)
-    assert not groups.grow(tables, 9, pool)
+    assert groups.grow(tables, 0, 8, pool)
+    assert not groups.grow(tables, 0, 9, pool)
     assert tables == [[1, 2], [3, 4]]
     assert pool.num_free == 1
 
@@ -28,7 +28,7 @@ def test_growing_lends_in_no_group_when_it_cannot_lend_in_all():
 def test_released_tables_are_empty_and_their_ends_are_lent_first():
     pool, groups = BlockPool(num_blocks=5, block_size=4), KVGroups()
     tables = groups.empty_tables()
-    groups.grow(tables, 16, pool)
+    groups.grow(tables, 0, 16, pool)
     groups.release(tables, pool)
     assert tables == [[]]
     assert pool.lend(4) == [4, 3, 2, 1]

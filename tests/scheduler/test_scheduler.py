@@ -92,7 +92,7 @@ def test_the_lowest_free_row_is_given_first_and_kept_for_life(make_scheduler: Ma
 
 
 def test_every_group_gets_a_table_that_covers_the_computed_tokens(make_scheduler: MakeScheduler, add: Add):
-    scheduler = make_scheduler(block_size=2, groups=3, budget=3)
+    scheduler = make_scheduler(block_size=2, windows=(None, None, None), budget=3)
     request = add(scheduler, "a", 7)
     _step(scheduler)
     assert [len(table) for table in request.block_tables] == [2, 2, 2]

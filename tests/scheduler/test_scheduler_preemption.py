@@ -67,15 +67,30 @@ def test_victims_go_back_in_their_order_and_ahead_of_new_requests(make_scheduler
 
 
 def test_a_preempted_request_computes_all_its_tokens_again(make_scheduler: MakeScheduler, add: Add):
-    scheduler = make_scheduler(num_blocks=5, block_size=2)
+    scheduler = make_scheduler(num_blocks=5, block_size=2, enable_prefix_caching=False)
     add(scheduler, "a", 4, max_new_tokens=2)
     b = add(scheduler, "b", 3, max_new_tokens=4)
     _update(scheduler, _schedule(scheduler))
     _update(scheduler, _schedule(scheduler))
-    (item,) = _schedule(scheduler).items
+    batch = _schedule(scheduler)
+    (item,) = batch.items
     assert (item.request, item.start, item.count, item.samples) == (b, 0, 4, True)
+    assert (batch.num_tokens, batch.num_recomputed) == (4, 3)
     stats = scheduler.stats
-    assert (stats.num_scheduled_tokens, stats.num_recomputed_tokens) == (4 + 3 + 1 + 4, 3)
+    assert (stats.num_scheduled_tokens, stats.num_recomputed_tokens, stats.num_useful_tokens) == (4 + 3 + 1 + 4, 3, 9)
+
+
+def test_a_preempted_request_finds_its_blocks_again_if_nobody_took_them(make_scheduler: MakeScheduler, add: Add):
+    scheduler = make_scheduler(num_blocks=6, block_size=2)
+    add(scheduler, "a", 4, max_new_tokens=3)
+    b = add(scheduler, "b", 4, max_new_tokens=4)
+    for _ in range(3):
+        _update(scheduler, _schedule(scheduler))
+    batch = _schedule(scheduler)
+    (item,) = batch.items
+    assert (item.request, item.start, item.count, batch.num_recomputed) == (b, 4, 1, 0)
+    stats = scheduler.stats
+    assert (stats.num_refound_tokens, stats.prefix_cache_hits, b.num_cached_tokens) == (4, 0, 0)
 
 
 def test_a_step_that_ran_short_of_blocks_admits_nobody(make_scheduler: MakeScheduler, add: Add):
@@ -86,8 +101,32 @@ def test_a_step_that_ran_short_of_blocks_admits_nobody(make_scheduler: MakeSched
         _update(scheduler, _schedule(scheduler))
     fourth = _schedule(scheduler)  # three blocks are free now, enough for the first chunk of b
     assert (_ids(fourth), fourth.preempted) == (["a"], (b,))
-    _update(scheduler, fourth)
-    assert _ids(_schedule(scheduler)) == ["a", "b"]
+    assert scheduler.num_waiting == 1
+
+
+def test_a_request_that_yielded_returns_when_there_is_room_for_more_than_it_had(
+    make_scheduler: MakeScheduler, add: Add
+):
+    scheduler = make_scheduler(num_blocks=8, block_size=2)
+    add(scheduler, "a", 9, max_new_tokens=5)
+    b = add(scheduler, "b", 4, max_new_tokens=9)
+    _update(scheduler, _schedule(scheduler))
+    batch = _schedule(scheduler)
+    assert (_ids(batch), batch.preempted) == (["a"], (b,))
+    _update(scheduler, batch)
+    for _ in range(3):  # b's five tokens would do with three blocks, but two more would be too few soon
+        batch = _schedule(scheduler)
+        assert _ids(batch) == ["a"]
+        _update(scheduler, batch)
+    assert _ids(_schedule(scheduler)) == ["b"]
+
+
+def test_the_first_of_all_is_never_preempted(make_scheduler: MakeScheduler, add: Add):
+    scheduler = make_scheduler(num_blocks=7, block_size=2, seqs=2, enable_prefix_caching=False)
+    a, b = add(scheduler, "a", 2, max_new_tokens=9), add(scheduler, "b", 8, max_new_tokens=4)
+    while not a.finish_reason:
+        _update(scheduler, _schedule(scheduler))
+    assert (a.num_preemptions, b.num_preemptions) == (0, 1)
 
 
 def test_a_token_can_be_computed_upon_before_the_host_has_read_it(make_scheduler: MakeScheduler, add: Add):
@@ -144,7 +183,7 @@ def test_a_preempted_request_waits_for_its_token_on_the_way_and_is_not_overtaken
     assert scheduler.schedule() is None  # every block is free, but only the device knows b's last token
     assert [update.token_ids for update in _update(scheduler, first, 7)] == [(7,)]
     third = _schedule(scheduler)
-    assert [(item.request.request_id, item.start, item.count) for item in third.items] == [("b", 0, 4), ("c", 0, 1)]
+    assert [(item.request.request_id, item.start, item.count) for item in third.items] == [("b", 2, 2), ("c", 0, 1)]
     assert _update(scheduler, second) == []
 
 
@@ -216,7 +255,9 @@ def test_a_preempted_request_does_not_wait_for_a_token_that_was_lost(make_schedu
     scheduler.recompute_all(in_flight)
     scheduler.check()
     assert (a.num_in_flight, b.num_in_flight) == (0, 0)
-    assert _ids(_schedule(scheduler)) == ["a", "b"]
+    assert _ids(_schedule(scheduler)) == ["a"]
+    scheduler.abort("a")
+    assert _ids(_schedule(scheduler)) == ["b"]
 
 
 def test_a_token_computed_before_the_loss_is_still_read(make_scheduler: MakeScheduler, add: Add):

@@ -1,0 +1,62 @@
+"""Requests as plain data and back, for a scheduler that continues elsewhere. Knows fields: no KV, no rows, no queue.
+
+Tokens that only the device had seen are left out: they are sampled once more, and a request whose noise depends on its
+seed and the position alone gets the same ones.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxllm.scheduler.request import Request, RequestStatus
+
+VERSION = 1
+_AS_THEY_ARE = (
+    "request_id",
+    "prompt_ids",
+    "max_new_tokens",
+    "priority",
+    "arrival_time",
+    "deadline",
+    "cache_salt",
+    "skip_prefix_cache",
+    "output_ids",
+    "num_yields",
+    "num_cached_tokens",
+    "order",
+)
+
+type Encode = Callable[[Any], Any]
+
+
+def unchanged(params: Any) -> Any:
+    """Takes params to be plain data already."""
+    return params
+
+
+def to_plain(request: Request, encode_params: Encode) -> dict[str, Any]:
+    """Gives what a request needs to go on, in values that json can write."""
+    ran = request.status is RequestStatus.RUNNING
+    plain = {name: getattr(request, name) for name in _AS_THEY_ARE}
+    plain |= {"prompt_ids": list(request.prompt_ids), "output_ids": list(request.output_ids)}
+    return plain | {
+        "eos_token_ids": sorted(request.eos_token_ids),
+        "stop_token_ids": sorted(request.stop_token_ids),
+        "kv_key": list(request.kv_key),
+        "params": encode_params(request.params),
+        "is_paused": request.status is RequestStatus.PAUSED,
+        "num_preemptions": request.num_preemptions + ran,
+        "num_to_recompute": request.num_to_recompute + request.num_computed,
+    }
+
+
+def from_plain(plain: dict[str, Any], decode_params: Encode) -> Request:
+    """Makes the waiting request that `to_plain` described."""
+    return Request(
+        **{name: plain[name] for name in _AS_THEY_ARE},
+        eos_token_ids=frozenset(plain["eos_token_ids"]),
+        stop_token_ids=frozenset(plain["stop_token_ids"]),
+        kv_key=tuple(plain["kv_key"]),
+        params=decode_params(plain["params"]),
+        num_preemptions=plain["num_preemptions"],
+        num_to_recompute=plain["num_to_recompute"],
+    )
