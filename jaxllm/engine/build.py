@@ -230,7 +230,7 @@ def _step_program(args: EngineArgs, model: ModelConfig, mesh: Mesh, platform: st
         )
     except ValueError as error:
         raise InputError(f"attention_backend: {error}") from None
-    return StepProgram(build_program(model), kernels, mesh, AxisRules(), args.block_size)
+    return StepProgram(build_program(model, separate=platform == "cpu"), kernels, mesh, AxisRules(), args.block_size)
 
 
 def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Weights:

@@ -30,6 +30,22 @@ class Kernels(NamedTuple):
     rms_norm: Callable
 
 
+class LayerChoice:
+    """A matrix of every layer, as {layer: array}, and the traced number of the layer that is running."""
+
+    def __init__(self, layer: Int[Array, ""], arrays: dict[int, jax.Array]):
+        self.layer = layer
+        self.arrays = [arrays[l] for l in range(len(arrays))]
+
+
+def product(subscripts: str, x: jax.Array, param: nnx.Param) -> jax.Array:
+    """The einsum of x and a weight. Of a LayerChoice the running layer's branch multiplies, and no weight is copied."""
+    weight = param.get_value()
+    if not isinstance(weight, LayerChoice):
+        return jnp.einsum(subscripts, x, weight)
+    return jax.lax.switch(weight.layer, [lambda x, w=w: jnp.einsum(subscripts, x, w) for w in weight.arrays], x)
+
+
 class LayerPlace(NamedTuple):
     """Where one layer finds its block table and cache slot, and its window and rope. Integers, or traced scalars."""
 
@@ -79,7 +95,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x_TD, kv, place: LayerPlace, step: StepContext, kernels: Kernels):
         cfg = self.cfg
-        qkv_TKJH = jnp.einsum("TD,DKJH->TKJH", x_TD, self.qkv_proj[...])
+        qkv_TKJH = product("TD,DKJH->TKJH", x_TD, self.qkv_proj)
         q_TNH = qkv_TKJH[:, :, :-2].reshape(x_TD.shape[0], -1, cfg.head_dim)
         k_TKH, v_TKH = qkv_TKJH[:, :, -2], qkv_TKJH[:, :, -1]
         if cfg.qk_norm:
@@ -100,7 +116,7 @@ class Attention(nnx.Module):
             window=place.window,
             softcap=cfg.attention_softcap,
         )
-        return jax.lax.psum(jnp.einsum("TNH,NHD->TD", attended_TNH, self.o_proj[...]), "tensor"), kv
+        return jax.lax.psum(product("TNH,NHD->TD", attended_TNH, self.o_proj), "tensor"), kv
 
 
 class MLP(nnx.Module):
@@ -113,9 +129,9 @@ class MLP(nnx.Module):
         self.cfg = cfg
 
     def __call__(self, x_TD):
-        gate_up_T2F = jnp.einsum("TD,DiF->TiF", x_TD, self.gate_up_proj[...])
+        gate_up_T2F = product("TD,DiF->TiF", x_TD, self.gate_up_proj)
         hidden_TF = ACTIVATIONS[self.cfg.activation](gate_up_T2F[:, 0]) * gate_up_T2F[:, 1]
-        return jax.lax.psum(jnp.einsum("TF,FD->TD", hidden_TF, self.down_proj[...]), "tensor")
+        return jax.lax.psum(product("TF,FD->TD", hidden_TF, self.down_proj), "tensor")
 
 
 class DecoderLayer(nnx.Module):

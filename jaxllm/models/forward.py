@@ -1,8 +1,8 @@
 """Drives the decoder over one step's flat tokens. Knows how layers are stored and looped; no requests, no sampling.
 
-`layer(x, kv, place, weights)` is written once. Where the weights of all layers are stacked, it is driven by lax.scan
-(small programs, quick to compile) or by a Python loop over static slices (not on a CPU: it copies every weight there).
-Where they are separate arrays, a Python loop drives it. docs/adr/0003 has the measurements behind the default.
+`layer(x, kv, place, weights)` is written once, and driven by lax.scan (small programs, quick to compile) or by a Python
+loop. Weights are stacked over the layers (few argument leaves), or their matrices are separate arrays, of which a scan
+chooses (no copy on a CPU, where a slice of a stacked array is one). docs/adr/0003 has the measurements.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -14,25 +14,35 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.decoder import Decoder, Kernels, LayerPlace, StepContext
+from jaxllm.models.decoder import Decoder, Kernels, LayerChoice, LayerPlace, StepContext
 
-Weights = dict[str, Any]  # {"embedding": {...}, "layers": stacked {...} or a tuple of {...}, "head": {...}}
+# {"embedding": {...}, "layers": {...}, "head": {...}}. A parameter of the layers is one stacked array, or
+# {layer: array}; or "layers" is a tuple with a dictionary for each layer.
+Weights = dict[str, Any]
 LayerLoop = Literal["scan", "unroll"]
 
 _NO_WINDOW = 1 << 30  # beyond every context, for layers without a window where windows are traced
 
 
 class ParamSpec(NamedTuple):
-    """One parameter: its path in Weights, the shape and logical axes of one layer's array, and how many are stacked."""
+    """One array of Weights: its path, the shape and logical axes of one layer, and which layers it holds.
 
-    path: tuple[str, ...]
+    A stacked parameter holds `num_layers` of them; a separate one that of `layer`, whose number ends its path.
+    """
+
+    path: tuple[str | int, ...]
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
-    num_layers: int | None  # None outside the layers
+    num_layers: int | None  # None where it is not stacked
+    layer: int = 0
 
     @property
     def name(self) -> str:
-        return ".".join(self.path)
+        return ".".join(key for key in self.path if isinstance(key, str))
+
+    @property
+    def layers(self) -> range:
+        return range(self.layer, self.layer + (self.num_layers or 1))
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -54,25 +64,32 @@ class DecoderProgram(NamedTuple):
     loop: LayerLoop
 
 
-def build_program(cfg: ModelConfig, loop: LayerLoop = "scan") -> DecoderProgram:
-    """Splits the abstract decoder once into graph definitions and parameter specs; allocates nothing."""
+def build_program(cfg: ModelConfig, loop: LayerLoop = "scan", separate: bool = False) -> DecoderProgram:
+    """Splits the abstract decoder once into graph definitions and parameter specs; allocates nothing.
+
+    With `separate`, the layers' matrices are arrays of their own instead of stacked ones.
+    """
     decoder = nnx.eval_shape(lambda: Decoder(cfg, nnx.Rngs(0)))
     parts = {"embedding": decoder.embedding, "layers": decoder.layers[0], "head": decoder.head}
     graphs, params = {}, []
     for name, part in parts.items():
         graphs[name], state = nnx.split(part)
-        layers = cfg.num_layers if name == "layers" else None
-        for path, variable in nnx.to_flat_state(state):
-            axes = variable.get_metadata()["logical_axes"]
-            params.append(ParamSpec((name, *map(str, path)), variable.shape, axes, layers))
+        for keys, variable in nnx.to_flat_state(state):
+            path, shape, axes = (name, *map(str, keys)), variable.shape, variable.get_metadata()["logical_axes"]
+            if name != "layers":
+                params.append(ParamSpec(path, shape, axes, None))
+            elif separate and len(shape) > 1:
+                params += [ParamSpec((*path, l), shape, axes, None, l) for l in range(cfg.num_layers)]
+            else:
+                params.append(ParamSpec(path, shape, axes, cfg.num_layers))
     return DecoderProgram(cfg, graphs["embedding"], graphs["layers"], graphs["head"], tuple(params), loop)
 
 
-def weights_tree(values: dict[tuple[str, ...], Any]) -> Weights:
+def weights_tree(values: dict[tuple[str | int, ...], Any]) -> Weights:
     """Nests a {path: value} dictionary."""
     tree: Weights = {}
     for path, value in values.items():
-        node = tree
+        node: dict[Any, Any] = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
         node[path[-1]] = value
@@ -97,14 +114,29 @@ def run_layers(
     places = _layer_places(program.cfg)
     if program.loop == "scan" and not isinstance(layers, tuple):
         traced, static = _split_places(places)
-        (x_TD, kv), _ = jax.lax.scan(
-            lambda carry, xs: (layer(*carry, LayerPlace(**static, **xs[0]), xs[1]), None), (x_TD, kv), (traced, layers)
-        )
+        stacked = jax.tree.map(lambda w: None if _is_separate(w) else w, layers, is_leaf=_is_separate)
+
+        def scanned(carry, xs):
+            (x_TD, kv), (l, place, slices) = carry, xs
+            own = jax.tree.map(
+                lambda w, slice: LayerChoice(l, w) if _is_separate(w) else slice, layers, slices, is_leaf=_is_separate
+            )
+            return layer(x_TD, kv, LayerPlace(**static, **place), own), None
+
+        (x_TD, kv), _ = jax.lax.scan(scanned, (x_TD, kv), (jnp.arange(len(places), dtype=jnp.int32), traced, stacked))
         return x_TD, kv
     for l, place in enumerate(places):
-        layer_weights = layers[l] if isinstance(layers, tuple) else jax.tree.map(lambda w, l=l: w[l], layers)
-        x_TD, kv = layer(x_TD, kv, place, layer_weights)
+        if isinstance(layers, tuple):
+            own = layers[l]
+        else:
+            own = jax.tree.map(lambda w, l=l: w[l], layers, is_leaf=_is_separate)
+        x_TD, kv = layer(x_TD, kv, place, own)
     return x_TD, kv
+
+
+def _is_separate(weight: object) -> bool:
+    """Tells a parameter that is kept as {layer: array}."""
+    return isinstance(weight, dict) and 0 in weight
 
 
 def project(program: DecoderProgram, kernels: Kernels, weights: Weights, x_BD) -> Float[Array, "B V"]:
@@ -125,7 +157,7 @@ def _layer_places(cfg: ModelConfig) -> list[LayerPlace]:
     return [LayerPlace(layout.group[l], layout.slot[l], k.window, k.rope) for l, k in enumerate(cfg.layer_kinds)]
 
 
-def _split_places(places: list[LayerPlace]) -> tuple[dict[str, jax.Array], dict[str, int | None]]:
+def _split_places(places: list[LayerPlace]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields that differ between layers become [L] arrays to scan over; the others stay Python constants."""
     traced, static = {}, {}
     for field in LayerPlace._fields:

@@ -44,7 +44,7 @@ def load_weights(
         for spec in program.params:
             array = _zeros(spec, dtype, shardings(spec))
             for piece in pieces[spec.name]:
-                for layer in range(spec.num_layers or 1):
+                for layer in spec.layers:
                     array = _place_tensor(array, checkpoint, piece, layer, spec.num_layers is not None, bar.update)
             values[spec.path] = array
     return jax.block_until_ready(weights_tree(values))
@@ -98,11 +98,11 @@ def _place_tensor(
     array: jax.Array, checkpoint: Checkpoint, piece: Piece, layer: int, stacked: bool, advance: Callable[[int], Any]
 ) -> jax.Array:
     """Fills one tensor's place in a parameter, chunk by chunk."""
-    name, rows = piece.name.format(l=layer), piece.shape[0]
+    name, rows, place = piece.name.format(l=layer), piece.shape[0], layer if stacked else 0
     if not piece.linear:
         for start, stop in _chunks(rows, 1, 1, piece.shape, checkpoint.dtype(name)):
             chunk = checkpoint.read(name, start, stop)
-            array = jax.block_until_ready(_set_rows(array, chunk, layer, start, stacked))
+            array = jax.block_until_ready(_set_rows(array, chunk, place, start, stacked))
             advance(chunk.size)
         return array
     run = rows // piece.units
@@ -110,7 +110,7 @@ def _place_tensor(
         chunk = checkpoint.read(name, start, stop)
         chunk = chunk.reshape(-1, min(run, stop - start), piece.shape[1])
         column = piece.column + start % run
-        array = jax.block_until_ready(_set_columns(array, chunk, layer, start // run, column, piece.units, stacked))
+        array = jax.block_until_ready(_set_columns(array, chunk, place, start // run, column, piece.units, stacked))
         advance(chunk.size)
     return array
 

@@ -82,7 +82,13 @@ def test_all_ways_to_drive_the_layers_give_the_golden_logits(model, case):
     assert scanned.dtype == jnp.float32
     np.testing.assert_allclose(scanned[-1], case["logits_first"], atol=1e-3, rtol=1e-3)
     unrolled = program._replace(loop="unroll")
-    for other, theirs in ((unrolled, weights), (program, weights | {"layers": separate})):
+    chosen = jax.tree.map(lambda w: dict(enumerate(w)) if w.ndim > 2 else w, weights["layers"])
+    for other, theirs in (
+        (unrolled, weights),
+        (program, weights | {"layers": separate}),
+        (program, weights | {"layers": chosen}),
+        (unrolled, weights | {"layers": chosen}),
+    ):
         logits, kv = forward(other)(theirs, empty_cache(cfg), prompt, step)
         np.testing.assert_allclose(logits, scanned, atol=1e-4, rtol=1e-4)
         np.testing.assert_allclose(kv, scanned_kv, atol=1e-4, rtol=1e-4)

@@ -160,6 +160,20 @@ def test_chunks_cover_every_row_once_and_never_straddle(monkeypatch):
             assert whole_runs or whole_lines or part_of_a_line
 
 
+@pytest.mark.parametrize("name", ["llama_fp16_sharded", "gemma3_text"])
+def test_separate_matrices_hold_what_the_stacked_ones_do(golden, name):
+    checkpoint = ArrayCheckpoint(golden / name)
+    stacked = flat(load(checkpoint))
+    program, pieces = prepare(checkpoint)
+    program = build_program(program.cfg, separate=True)
+    weights = load_weights(program, checkpoint, pieces, jnp.dtype(jnp.float32), on_one_device, progress=False)
+    separate = {tuple(k.key for k in path): v for path, v in jax.tree_util.tree_leaves_with_path(weights)}
+    assert len(separate) == len(stacked) + 4 * (program.cfg.num_layers - 1)  # qkv, o, gate_up, down
+    for path, value in separate.items():
+        whole = stacked[".".join(key for key in path if isinstance(key, str))]
+        np.testing.assert_array_equal(value, whole[path[-1]] if isinstance(path[-1], int) else whole)
+
+
 def test_weights_take_the_type_asked_for(golden):
     checkpoint = ArrayCheckpoint(golden / "llama_fp16_sharded")
     weights = flat(load(checkpoint, jnp.bfloat16))
