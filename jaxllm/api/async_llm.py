@@ -135,7 +135,7 @@ class AsyncLLM:
         return len(request_ids)
 
     async def reset_prefix_cache(self) -> None:
-        """Forgets all cached prefixes; blocks in use stay until their requests end."""
+        """Forgets all cached prefixes, unless requests hold blocks just then."""
         self._loop.send(ResetPrefixCache())
 
     def shutdown(self) -> None:
@@ -173,9 +173,7 @@ class AsyncLLM:
             # Whoever ends the engine tells the listeners of that moment; one who comes later has to look.
             self._check_alive()
             prompt = stream.prompt
-            self._loop.send(
-                AddRequest(stream.request_id, prompt.token_ids, params, priority, prompt.cache_salt)
-            )
+            self._loop.send(AddRequest(stream.request_id, prompt.token_ids, params, priority, prompt.cache_salt))
             while not stream.finished:
                 news = await listener.queue.get()
                 if isinstance(news, Exception):

@@ -6,6 +6,7 @@ Knows the scheduler, the input builder and a runner; no model, no text, no HTTP.
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxllm.config.errors import InputError
@@ -112,29 +113,58 @@ class Engine:
         params: SamplingParams,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> None:
         """Admits a request to the waiting queue. Requests of different cache_salt never share KV blocks.
+
+        At its deadline, in seconds of time.monotonic(), it ends wherever it stands with the reason "abort".
 
         Raises:
             InputError: see EngineLimits.check.
             AdmissionError: it could never fit, with the numbers.
         """
+        self.scheduler.add(self._request(request_id, prompt_ids, params, priority, cache_salt, deadline))
+
+    def add_samples(
+        self,
+        request_ids: Sequence[str],
+        prompt_ids: list[int],
+        params: Sequence[SamplingParams],
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Admits several samples of one prompt: it is computed once, and its blocks are shared.
+
+        Raises:
+            InputError, AdmissionError: as `add`; none is admitted then.
+        """
+        named = zip(request_ids, params, strict=True)
+        self.scheduler.add_group([self._request(i, prompt_ids, p, priority, cache_salt, None) for i, p in named])
+
+    def _request(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str | None,
+        deadline: float | None,
+    ) -> Request:
         self.limits.check(prompt_ids, params)
         if params.seed is None and not params.greedy:
             params = params.replace(seed=self._builder.draw_seed())
         room = self.limits.max_model_len - len(prompt_ids)
-        self.scheduler.add(
-            Request(
-                request_id=request_id,
-                prompt_ids=prompt_ids,
-                max_new_tokens=max(room, 1) if params.max_tokens is None else params.max_tokens,
-                eos_token_ids=frozenset() if params.ignore_eos else frozenset(self.limits.eos_token_ids),
-                stop_token_ids=frozenset(params.stop_token_ids or ()),
-                priority=priority,
-                cache_salt=cache_salt,
-                arrival_time=time.monotonic(),
-                params=params,
-            )
+        return Request(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            max_new_tokens=max(room, 1) if params.max_tokens is None else params.max_tokens,
+            eos_token_ids=frozenset() if params.ignore_eos else frozenset(self.limits.eos_token_ids),
+            stop_token_ids=frozenset(params.stop_token_ids or ()),
+            priority=priority,
+            arrival_time=time.monotonic(),
+            params=params,
+            cache_salt=cache_salt,
+            deadline=deadline,
         )
 
     def abort(self, request_id: str) -> RequestUpdate | None:
@@ -143,15 +173,16 @@ class Engine:
 
     def step(self) -> list[RequestUpdate]:
         """Launches the next step, then reads the tokens of the one before."""
+        expired = self.scheduler.expire(time.monotonic())
         batch = self._schedule()
         if batch is not None:
             self._in_flight.append(self._launch(batch))
         if len(self._in_flight) > (batch is not None):
-            return self._read_oldest()
-        return []
+            return expired + self._read_oldest()
+        return expired
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached prefixes; blocks in use stay until their requests end."""
+        """Forgets all cached prefixes; False, and nothing happens, while requests hold blocks."""
         return self.scheduler.reset_prefix_cache()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What crosses between a front and the engine: plain data, so that the engine can move into a process of its own.
 
-Down: AddRequest, AbortRequests, ResetPrefixCache. Up: lists of scheduler.RequestUpdate. An update that refuses a request has the finish
-reason "error" and no tokens.
+Down: AddRequest, AbortRequests, ResetPrefixCache. Up: lists of scheduler.RequestUpdate. One that refuses a request
+has the finish reason "error" and no tokens.
 """
 
 from dataclasses import dataclass

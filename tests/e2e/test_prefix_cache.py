@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxllm import SamplingParams
+from jaxllm import LLM, SamplingParams
 
 FAMILIES = ("llama", "gemma3_text")
 ROOMY = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 1024, "block_size": 8}
@@ -84,12 +84,46 @@ def test_a_reset_forgets_all_prefixes(engine_of, golden_cases):
         assert driver.engine.scheduler.stats.prefix_cache_hits == 0
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("caching", [False, True])
+def test_samples_of_one_prompt_share_its_blocks_and_get_the_tokens_they_get_alone(
+    family, caching, engine_of, golden_cases
+):
+    prompt = golden_cases(family)[5]["prompt_ids"]  # 130 tokens: its last block is not full
+    params = [greedy(16).replace(temperature=1.0, seed=seed) for seed in range(4)] + [greedy(16)]
+    names = [f"s{i}" for i in range(5)]
+    with engine_of(family, **ROOMY, enable_prefix_caching=False) as driver:
+        for name, each in zip(names, params, strict=True):
+            driver.add(name, prompt, each)
+            driver.run()
+        alone = dict(driver.tokens)
+        num_alone = driver.engine.scheduler.stats.num_scheduled_tokens
+    with engine_of(family, **ROOMY, enable_prefix_caching=caching) as driver:
+        driver.tokens |= {name: [] for name in names}
+        driver.engine.add_samples(names, prompt, params)
+        driver.run()
+        assert driver.tokens == alone
+        stats = driver.engine.scheduler.stats
+        assert num_alone - stats.num_scheduled_tokens == stats.num_forked_tokens == 4 * 129
+    assert alone["s4"] == golden_cases(family)[5]["output_ids"][:16]
+
+
+def test_a_deadline_ends_a_request_wherever_it_stands(engine_of, golden_cases):
+    prompt = golden_cases("llama")[2]["prompt_ids"]
+    with engine_of("llama", **ROOMY) as driver:
+        for name, deadline in (("past", 0.0), ("none", None)):
+            driver.tokens[name] = []
+            driver.engine.add(name, prompt, greedy(8), deadline=deadline)
+        driver.run()
+        assert driver.ends == {"past": "abort", "none": "length"}
+        assert "deadline" in driver.errors["past"]
+        assert driver.tokens["past"] == []
+
+
 @pytest.mark.slow
 def test_a_shared_prefix_is_computed_once_and_the_second_batch_begins_sooner():
-    from jaxllm import LLM  # noqa: PLC0415
-
     prefix = [1000 + (37 * i) % 40_000 for i in range(1500)]
-    options = {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory_bytes": 300 << 20, "enforce_eager": True}
+    options = {"max_model_len": 2048, "max_num_seqs": 8, "kv_cache_memory_bytes": 300 << 20, "enforce_eager": True}
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 
     def batch(llm, start: int):
@@ -107,4 +141,5 @@ def test_a_shared_prefix_is_computed_once_and_the_second_batch_begins_sooner():
     each = 64 * (1502 % 16 + 2 + 2)  # past the last full block, two outputs fed back, and a block's rounding
     assert 1500 <= first <= 1500 + each + 64 * 16
     assert second <= each + 64 * 16
+    print(f"first {first} tokens, {first_ttft:.2f} s; second {second} tokens, {second_ttft:.2f} s to the first token")
     assert second_ttft < first_ttft / 2

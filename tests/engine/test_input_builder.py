@@ -33,7 +33,7 @@ def builder():
 
 def build(builder, *items):
     """The shape and the fields of a step, as arrays."""
-    shape, packed = builder.build(ScheduledBatch(items, (), 1))
+    shape, packed, _ = builder.build(ScheduledBatch(items, (), 1))
     assert packed.dtype == np.int32
     return shape, host_views(packed, shape, GROUPS)
 
