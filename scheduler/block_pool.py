@@ -79,12 +79,15 @@ class BlockPool:
             else:
                 self._free.append(block)
 
-    def remember(self, block: int, key: Hashable) -> None:
-        """Notes what a lent block contains; a key or a block that is known already stays as it is."""
-        self._check_lent(block)
-        if key not in self._block_of and block not in self._key_of:
-            self._block_of[key] = block
-            self._key_of[block] = key
+    def remember(self, blocks: Iterable[int], keys: Iterable[Hashable]) -> None:
+        """Notes what some lent blocks contain; a key or a block that is known already stays as it is, and so does 0."""
+        block_of, key_of = self._block_of, self._key_of
+        for block, key in zip(blocks, keys, strict=True):
+            if not block or key in block_of or block in key_of:
+                continue
+            self._check_lent(block)
+            block_of[key] = block
+            key_of[block] = key
 
     def find(self, key: Hashable) -> int | None:
         """Gives the block that contains what the key stands for."""

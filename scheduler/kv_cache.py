@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jaxllm.scheduler.block_hash import block_hashes
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
-from jaxllm.scheduler.request import NEVER, Request
+from jaxllm.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,17 @@ class KVCache:
         self.groups = groups
         self.chunk = chunk  # tokens of one request in one step, at most
         self.enable_prefix_caching = enable_prefix_caching
+        self._slides = groups.slides
+        self._suffixes = [group.to_bytes(2) for group in range(len(groups))]  # a block's key: its digest and its group
 
     def looks_up(self, request: Request) -> bool:
         """Says whether the prefix cache is asked for this request."""
         return self.enable_prefix_caching and not request.skip_prefix_cache
+
+    def prepare(self, request: Request) -> None:
+        """Names the blocks of a new request's prompt, so that its step need not."""
+        if self.enable_prefix_caching:
+            block_hashes(request, len(request.prompt_ids) // self.pool.block_size, self.pool.block_size)
 
     def find(self, request: Request) -> Prefix:
         """Gives the longest beginning of a request whose blocks are remembered, in all groups as far as each needs it.
@@ -55,7 +62,7 @@ class KVCache:
         length = self._longest_hit(hashes, (request.num_known - 1) // size)
         for group, table in enumerate(tables):
             first = self.groups.first_block(group, length * size, size)
-            table += [0] * first + [find((hashes[i], group)) or 0 for i in range(first, length)]
+            table += [0] * first + [find(hashes[i] + self._suffixes[group]) or 0 for i in range(first, length)]
         return Prefix(length * size, tables)
 
     def fork(self, request: Request, source: Request) -> Prefix | None:
@@ -91,9 +98,8 @@ class KVCache:
         request.block_tables = prefix.tables
         grown = groups.grow(request.block_tables, prefix.num_tokens, end, pool)
         assert grown, "the blocks counted above were not there"
-        request.cache_at = prefix.num_tokens // pool.block_size * pool.block_size + pool.block_size
-        if not self.enable_prefix_caching:
-            request.cache_at = NEVER
+        request.num_slots = len(request.block_tables[0]) * pool.block_size
+        request.num_remembered = prefix.num_tokens // pool.block_size
         return True
 
     def copies(self, request: Request, prefix: Prefix) -> list[tuple[int, int]]:
@@ -103,26 +109,42 @@ class KVCache:
 
     def grow(self, request: Request, start: int, end: int) -> bool:
         """Makes room for tokens start..end-1 of a running request, or lends nothing."""
-        return self.groups.grow(request.block_tables, start, end, self.pool)
+        if self._slides:
+            self.remember(request)
+        if not self.groups.grow(request.block_tables, start, end, self.pool):
+            return False
+        request.num_slots = len(request.block_tables[0]) * self.pool.block_size
+        return True
+
+    def drop(self, request: Request) -> None:
+        """Takes the KV of a running request, which is to be computed anew."""
+        self.release(request)
+        request.num_to_recompute += request.num_computed
+        request.num_computed = 0
+        request.num_preemptions += 1
 
     def release(self, request: Request) -> None:
         """Takes back all that a request holds; what is remembered of it stays in the cache until it is evicted."""
+        self.remember(request)
         self.groups.release(request.block_tables, self.pool)
-        request.cache_at = NEVER
+        request.num_slots = 0
 
     def remember(self, request: Request) -> None:
-        """Enters the blocks that have become full and known into the prefix cache, and notes when to come again."""
-        size = self.pool.block_size
-        num_full = min(request.num_computed, request.num_known) // size
-        num_before = request.cache_at // size - 1
-        if num_full <= num_before:
+        """Enters the blocks of a running request that have become full and known into the prefix cache.
+
+        That is done when a chunk of a prompt is dispatched and before blocks are taken back: others may wait for a
+        prompt, but nobody for an output, whose blocks are dearer to name one by one while it grows.
+        """
+        size, num_known = self.pool.block_size, len(request.prompt_ids) + len(request.output_ids)
+        num_full = (num_known if num_known < request.num_computed else request.num_computed) // size
+        if num_full <= request.num_remembered or not self.enable_prefix_caching:
             return
-        hashes = block_hashes(request, num_full, size)
-        for group, table in enumerate(request.block_tables):
-            for index in range(num_before, num_full):
-                if table[index]:
-                    self.pool.remember(table[index], (hashes[index], group))
-        request.cache_at = (num_full + 1) * size
+        hashes = block_hashes(request, num_full, size)[request.num_remembered : num_full]
+        for suffix, table in zip(self._suffixes, request.block_tables, strict=True):
+            blocks = table[request.num_remembered : num_full]
+            keys = [digest + suffix for digest in hashes]
+            self.pool.remember(blocks, keys)
+        request.num_remembered = num_full
 
     def utilisation(self, running: list[Request]) -> float:
         """Gives the share of the lent slots that hold a token, 1 when nothing is lent.
@@ -149,7 +171,9 @@ class KVCache:
                 held.update(table[first:])
                 for index in range(first, len(table)):
                     key = self.pool.key(table[index])
-                    assert key is None or (index < len(hashes) and key == (hashes[index], group)), "a stale hash"
+                    assert key is None or (index < len(hashes) and key == hashes[index] + self._suffixes[group]), (
+                        "a stale hash"
+                    )
         assert held == self.pool.references(), "the tables do not account for the blocks lent"
 
     def _longest_hit(self, hashes: list[bytes], limit: int) -> int:
@@ -161,14 +185,14 @@ class KVCache:
         length = limit
         for group, window in enumerate(groups.windows):
             if window is None:
-                length = next((i for i in range(length) if find((hashes[i], group)) is None), length)
+                length = next((i for i in range(length) if find(hashes[i] + self._suffixes[group]) is None), length)
         before = None
         while length != before:
             before = length
             for group, window in enumerate(groups.windows):
                 index = length - 1
                 while window is not None and index >= groups.first_block(group, length * size, size):
-                    if find((hashes[index], group)) is None:
+                    if find(hashes[index] + self._suffixes[group]) is None:
                         length = index
                     index -= 1
         return length

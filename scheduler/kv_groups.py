@@ -25,6 +25,11 @@ class KVGroups:
     def __len__(self) -> int:
         return len(self.windows)
 
+    @property
+    def slides(self) -> bool:
+        """Says whether any group gives blocks back while a request runs."""
+        return any(window is not None for window in self.windows)
+
     def empty_tables(self) -> list[list[int]]:
         return [[] for _ in self.windows]
 

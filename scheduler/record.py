@@ -1,7 +1,10 @@
 """The decorator of the small values made for every request in every step. Knows no fields, only how they are stored."""
 
 from dataclasses import dataclass
-from typing import dataclass_transform
+from typing import Any, dataclass_transform
+
+# Makes a record whose fields the caller fills in itself: 0.15 µs instead of 0.25. For the two loops of every step only.
+blank: Any = object.__new__
 
 
 @dataclass_transform(frozen_default=True)

@@ -1,13 +1,10 @@
 """One request and what is told of it after a step. Knows token ids as integers: no text, no sampling, no device."""
 
 import enum
-import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxllm.scheduler.record import record
-
-NEVER = sys.maxsize
 
 type FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -44,19 +41,32 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)  # one per KV group
     row: int | None = None
+    num_slots: int = 0  # tokens that the block tables have room for
     num_computed: int = 0  # tokens whose KV is in the cache, or is being written by a step already dispatched
-    num_in_flight: int = 0  # tokens sampled by dispatched steps that the host has not read yet
+    num_tokens: int = field(init=False)  # those that exist: known to the host, or sampled by steps it has not read yet
+    max_tokens: int = field(init=False)  # prompt and output together
+    end_token_ids: frozenset[int] = field(init=False)
     num_to_recompute: int = 0  # tokens from num_computed on whose KV was thrown away and not yet computed again
     num_preemptions: int = 0  # times it lost its row, whatever for
     num_yields: int = 0  # times it lost it to make room for another
     num_found: int = 0  # tokens that were in the cache when it was admitted last
     num_cached_tokens: int = 0  # the same of its first admission: what its user is told
-    cache_at: int = NEVER  # known tokens at which its next block may enter the prefix cache
+    num_remembered: int = 0  # blocks, from the first on, that it found in the prefix cache or has entered into it
     block_hashes: list[bytes] = field(default_factory=list)
     order: int = 0  # its place among all that ever came
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+
+    def __post_init__(self) -> None:
+        self.num_tokens = self.num_known
+        self.end_token_ids = self.eos_token_ids | self.stop_token_ids
+        self.limit(self.max_new_tokens)
+
+    def limit(self, max_new_tokens: int) -> None:
+        """Sets how many tokens it may generate."""
+        self.max_new_tokens = max_new_tokens
+        self.max_tokens = len(self.prompt_ids) + max_new_tokens
 
     @property
     def num_known(self) -> int:
@@ -64,9 +74,13 @@ class Request:
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
-    def num_tokens(self) -> int:
-        """Counts the tokens that exist, those which only the device has seen included."""
-        return self.num_known + self.num_in_flight
+    def num_in_flight(self) -> int:
+        """Counts the tokens sampled by dispatched steps that the host has not read yet."""
+        return self.num_tokens - self.num_known
+
+    @num_in_flight.setter
+    def num_in_flight(self, count: int) -> None:
+        self.num_tokens = self.num_known + count
 
     @property
     def num_pending(self) -> int:
@@ -76,14 +90,14 @@ class Request:
     @property
     def is_fully_sampled(self) -> bool:
         """Says whether dispatched steps sample its last token, so that the next updates are bound to finish it."""
-        return len(self.output_ids) + self.num_in_flight >= self.max_new_tokens
+        return self.num_tokens >= self.max_tokens
 
     def check_running(self, block_size: int) -> None:
         """A running request has a row, room for what is computed, and something left to compute or to read."""
         assert self.status is RequestStatus.RUNNING, self.request_id
         assert self.row is not None, self.request_id
         assert len({len(table) for table in self.block_tables}) == 1, self.request_id
-        assert self.num_computed <= len(self.block_tables[0]) * block_size, self.request_id
+        assert self.num_computed <= self.num_slots == len(self.block_tables[0]) * block_size, self.request_id
         assert self.num_pending > 0, self.request_id
         self._check_counts()
 
@@ -106,7 +120,7 @@ class Request:
     def _check_counts(self) -> None:
         assert self.num_in_flight >= 0, self.request_id
         assert self.num_to_recompute >= 0, self.request_id
-        assert len(self.output_ids) + self.num_in_flight <= self.max_new_tokens, self.request_id
+        assert self.num_tokens <= self.max_tokens == len(self.prompt_ids) + self.max_new_tokens, self.request_id
 
 
 @record

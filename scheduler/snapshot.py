@@ -1,13 +1,14 @@
-"""Requests as plain data and back, for a scheduler that continues elsewhere. Knows fields: no KV, no rows, no queue.
+"""Requests as plain data and back, for a scheduler that continues elsewhere. Knows fields: no KV, no rows.
 
 Tokens that only the device had seen are left out: they are sampled once more, and a request whose noise depends on its
 seed and the position alone gets the same ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxllm.scheduler.request import Request, RequestStatus
+from jaxllm.scheduler.roster import Roster
 
 VERSION = 1
 _AS_THEY_ARE = (
@@ -33,7 +34,31 @@ def unchanged(params: Any) -> Any:
     return params
 
 
-def to_plain(request: Request, encode_params: Encode) -> dict[str, Any]:
+def plain_requests(roster: Roster, encode_params: Encode) -> list[dict[str, Any]]:
+    """Gives all living requests in the order of their arrival, those held back with the name of their leader."""
+    leaders = {name: group.leader.request_id for group in roster.siblings.groups() for name in group.held}
+    requests = sorted(roster.living.values(), key=lambda request: request.order)
+    return [_to_plain(r, encode_params) | {"leader": leaders.get(r.request_id)} for r in requests]
+
+
+def place_requests(
+    plain: Sequence[dict[str, Any]], roster: Roster, decode_params: Encode, check: Callable[[Request], None]
+) -> list[Request]:
+    """Puts the requests of `plain_requests` into an empty roster, waiting or paused."""
+    requests = [_from_plain(one, decode_params) for one in plain]
+    families: dict[str, list[Request]] = {}
+    for one, request in zip(plain, requests, strict=True):
+        check(request)
+        families.setdefault(one["leader"] or request.request_id, []).append(request)
+    for family in families.values():
+        roster.place(family)
+    for one, request in zip(plain, requests, strict=True):
+        if one["is_paused"]:
+            roster.pause(request)
+    return requests
+
+
+def _to_plain(request: Request, encode_params: Encode) -> dict[str, Any]:
     """Gives what a request needs to go on, in values that json can write."""
     ran = request.status is RequestStatus.RUNNING
     plain = {name: getattr(request, name) for name in _AS_THEY_ARE}
@@ -49,8 +74,8 @@ def to_plain(request: Request, encode_params: Encode) -> dict[str, Any]:
     }
 
 
-def from_plain(plain: dict[str, Any], decode_params: Encode) -> Request:
-    """Makes the waiting request that `to_plain` described."""
+def _from_plain(plain: dict[str, Any], decode_params: Encode) -> Request:
+    """Makes the waiting request that `_to_plain` described."""
     return Request(
         **{name: plain[name] for name in _AS_THEY_ARE},
         eos_token_ids=frozenset(plain["eos_token_ids"]),

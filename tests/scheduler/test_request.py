@@ -2,14 +2,16 @@ from jaxllm.scheduler.request import Request, RequestStatus, RequestUpdate
 
 
 def test_counts_tell_known_tokens_from_those_only_the_device_has_seen():
-    request = Request("a", [1, 2, 3], 8, output_ids=[4], num_computed=3, num_in_flight=1)
-    assert (request.num_known, request.num_tokens, request.num_pending) == (4, 5, 2)
+    request = Request("a", [1, 2, 3], 8, output_ids=[4], num_computed=3)
+    request.num_tokens += 1
+    assert (request.num_known, request.num_in_flight, request.num_pending) == (4, 1, 2)
 
 
 def test_a_request_is_fully_sampled_when_its_last_token_is_on_its_way():
     request = Request("a", [1], 3, output_ids=[4])
     assert not request.is_fully_sampled
     request.num_in_flight = 2
+    assert request.num_tokens == 4
     assert request.is_fully_sampled
 
 
