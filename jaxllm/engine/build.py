@@ -151,7 +151,12 @@ def build_engine(
         largest = buckets_for(args.max_model_len or model.max_position).largest()
         temporaries = _largest_temporary(program, largest, max_seqs, platform)
     memory = plan_memory(
-        args, model, list(mesh.devices.flat), weights=tree_bytes(abstract_weights(program)), temporaries=temporaries
+        args,
+        model,
+        list(mesh.devices.flat),
+        weights=tree_bytes(abstract_weights(program)),
+        temporaries=temporaries,
+        chunk=max_tokens,
     )
     buckets = buckets_for(memory.max_model_len)
     compiler = StepCompiler(program, memory.num_blocks, max_seqs)

@@ -1,6 +1,7 @@
 """Bytes -> blocks: how large the KV pool is, and the start-up table that says so. Knows sizes; no scheduler."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from jaxlib._jax import Device
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.models.config import ModelConfig
+from jaxllm.scheduler.kv_groups import KVGroups
 
 CPU_POOL_BYTES = 1 << 30  # vLLM asks for a size on a CPU; a first run should not need one
 _GRID = 64  # the number of blocks is a compiled shape: a coarse one keeps caches of executables warm
@@ -27,6 +29,7 @@ class MemoryPlan:
     num_blocks: int
     tokens_per_block: float
     max_model_len: int
+    blocks_per_request: int  # that a request of max_model_len tokens ever holds at once
 
     @property
     def pool(self) -> int:
@@ -51,7 +54,7 @@ class MemoryPlan:
         ]
         if self.device:
             rows.append(("left", show_bytes(self.device - self.weights - self.pool - self.temporaries)))
-        full = self.num_tokens / self.max_model_len
+        full = (self.num_blocks - 1) / self.blocks_per_request
         rows.append(("full-length requests", f"{full:,.1f} of {self.max_model_len:,} tokens fit at once"))
         return rows
 
@@ -62,9 +65,11 @@ def block_bytes(cfg: ModelConfig, block_size: int, itemsize: int) -> int:
 
 
 def plan_memory(
-    args: EngineArgs, cfg: ModelConfig, devices: Sequence[Device], *, weights: int, temporaries: int
+    args: EngineArgs, cfg: ModelConfig, devices: Sequence[Device], *, chunk: int, weights: int, temporaries: int
 ) -> MemoryPlan:
     """Sizes the pool, and the longest request if the user leaves it open; the weights are not on the device yet.
+
+    `chunk` is the most tokens of one request that a step computes: windows give nothing back within it.
 
     Raises:
         InputError: nothing is left for the pool, or not enough for one request of max_model_len.
@@ -77,10 +82,15 @@ def plan_memory(
     else:
         num_blocks = on_grid(pool_bytes(args, devices[0], device, weights, temporaries) // per_block)
     tokens_per_block = args.block_size / num_groups
-    fitting = (num_blocks - 1) // num_groups * args.block_size
+    groups = KVGroups(cfg.kv_layout.windows)
+
+    def blocks_for(num_tokens: int) -> int:
+        return groups.num_blocks(num_tokens, args.block_size, chunk)
+
     wanted = args.max_model_len or cfg.max_position
-    if (args.max_model_len is not None and args.max_model_len > fitting) or fitting < 2:
-        needed = math.ceil(wanted / args.block_size) * num_groups + 1
+    fitting = bisect_right(range(wanted + 1), num_blocks - 1, key=blocks_for) - 1
+    if fitting < (2 if args.max_model_len is None else wanted):
+        needed = blocks_for(wanted) + 1
         if args.num_gpu_blocks_override is not None:
             more = f"num_gpu_blocks_override to {needed:,}"
         else:
@@ -98,6 +108,7 @@ def plan_memory(
         num_blocks=num_blocks,
         tokens_per_block=tokens_per_block,
         max_model_len=min(wanted, fitting),
+        blocks_per_request=blocks_for(min(wanted, fitting)),
     )
 
 

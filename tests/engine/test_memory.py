@@ -51,7 +51,7 @@ CPU = FakeDevice("cpu")
 
 
 def plan(device, weights=0, temporaries=0, cfg=MODEL, **args):
-    return plan_memory(EngineArgs(**args), cfg, [device], weights=weights, temporaries=temporaries)
+    return plan_memory(EngineArgs(**args), cfg, [device], chunk=64, weights=weights, temporaries=temporaries)
 
 
 def refusal(*given, **args):
