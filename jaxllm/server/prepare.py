@@ -143,7 +143,10 @@ def _checked(
             raise ApiError("cache_salt must be a non-empty string", param="cache_salt")
         prompt = dataclasses.replace(prompt, cache_salt=body.cache_salt)
     if body.priority and not llm.limits.has_priorities:
-        raise ApiError("priority needs a server with --scheduling-policy priority; leave it at 0", param="priority")
+        raise ApiError(
+            f"priority={body.priority} needs a server with --scheduling-policy priority; leave it at 0",
+            param="priority",
+        )
     return PreparedRequest(request_id, prompt, params, body.priority)
 
 
