@@ -159,7 +159,6 @@ def test_chat_template_variables_reach_the_template(shared_app: Any):
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("chat_template", "{{ x }}"),
-        ("priority", 3),
     ],
 )
 def test_a_field_that_is_not_built_yet_is_refused_by_name(shared_app: Any, field: str, value: Any):
@@ -168,6 +167,19 @@ def test_a_field_that_is_not_built_yet_is_refused_by_name(shared_app: Any, field
         assert error["param"] == field
         assert error["message"].startswith(f"{field}=")
         assert "not supported yet" in error["message"]
+
+
+def test_a_priority_is_refused_where_the_policy_would_ignore_it(shared_app: Any):
+    error = error_of(shared_app.post("completions", {"prompt": "hello", "max_tokens": 1, "priority": 3}), 400)
+    assert error["param"] == "priority"
+    assert error["message"].startswith("priority=3 needs a server with --scheduling-policy priority")
+
+
+def test_a_cache_salt_is_a_text_and_not_empty(shared_app: Any):
+    body = {"prompt": "hello", "max_tokens": 1}
+    assert shared_app.post("completions", {**body, "cache_salt": "mine"}).status_code == 200
+    assert error_of(shared_app.post("completions", {**body, "cache_salt": ""}), 400)["param"] == "cache_salt"
+    assert error_of(shared_app.post("completions", {**body, "cache_salt": 5}), 400)["param"] == "cache_salt"
 
 
 def test_fields_that_ask_for_nothing_are_taken(shared_app: Any):
