@@ -45,7 +45,7 @@ class RequestStream:
         if update.token_ids:
             self.metrics.first_token_time = self.metrics.first_token_time or now
             self.metrics.last_token_time = now
-        self._num_cached_tokens = update.num_cached_tokens
+        self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
         stopped_by_token = update.finish_reason == "stop" and update.stop_reason is not None
         ended = update.finish_reason is not None
         text = self._detokenizer.push(update.token_ids, finished=ended, drop_last=stopped_by_token)

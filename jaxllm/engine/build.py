@@ -135,7 +135,8 @@ def build_engine(
         InputError: the model or the flags do not fit the device.
     """
     times = times or StartTimes()
-    policy_named(args.scheduling_policy)
+    if isinstance(args.scheduling_policy, str):  # a Python program may pass a policy of its own
+        policy_named(args.scheduling_policy)
     with times.phase("devices"):
         mesh = mesh or build_mesh()
         platform = mesh.devices.flat[0].platform
@@ -206,7 +207,7 @@ def _join(
         vocab_size=model.vocab_size,
         max_model_len=memory.max_model_len,
         eos_token_ids=tuple(sorted(eos)),
-        has_priorities=args.scheduling_policy == "priority",
+        has_priorities=not isinstance(args.scheduling_policy, str) or "priority" in args.scheduling_policy,
     )
     return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout))
 

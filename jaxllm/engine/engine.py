@@ -50,6 +50,7 @@ class StepTimes:
     wait: float = 0.0
     update: float = 0.0
     num_steps: int = 0
+    num_padded_tokens: int = 0  # computed in vain, to fill the steps' compiled shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,7 @@ class Engine:
             name = f"step {batch.step} ({inputs.shape})"
             with self._watchdog.watching(lambda: describe(name, batch)):
                 tokens = self._runner.execute(inputs)
+            self.times.num_padded_tokens += inputs.shape.num_tokens - batch.num_tokens
             self.times.build += built - start
             self.times.execute += time.perf_counter() - built
         except Exception as error:

@@ -108,4 +108,5 @@ class EngineLoop:
             prefix_cache_queries=stats.prefix_cache_queries,
             prefix_cache_hits=stats.prefix_cache_hits,
             num_steps=self._engine.times.num_steps,
+            num_padded_tokens=self._engine.times.num_padded_tokens,
         )

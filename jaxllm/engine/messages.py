@@ -49,3 +49,4 @@ class EngineStats:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_steps: int = 0
+    num_padded_tokens: int = 0

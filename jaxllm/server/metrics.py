@@ -35,6 +35,12 @@ class ServerMetrics:
         self.num_generation_tokens = 0
         self._model_name = model_name
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
+        sources = Counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by origin.", (*_LABELS, "source"), registry=self.registry
+        )
+        self._computed = sources.labels(model_name, "0", "local_compute")
+        self._hit = sources.labels(model_name, "0", "local_cache_hit")
         self._generation_tokens = self._counter("generation_tokens", "Tokens given to requests.")
         success = Counter(
             "vllm:request_success", "Requests by how they ended.", (*_LABELS, "finished_reason"), registry=self.registry
@@ -85,6 +91,9 @@ class RequestMeter:
                 self._first = now
                 metrics._first.observe(now - self._arrival)
                 metrics._prompt_tokens.inc(self._num_prompt_tokens)
+                metrics._cached_tokens.inc(delta.num_cached_tokens)
+                metrics._hit.inc(delta.num_cached_tokens)
+                metrics._computed.inc(self._num_prompt_tokens - delta.num_cached_tokens)
                 metrics.num_prompt_tokens += self._num_prompt_tokens
             else:
                 metrics._between.observe(now - self._last)

@@ -3,9 +3,17 @@
 import pytest
 
 from jaxllm import LLM, SamplingParams
+from jaxllm.scheduler.policy import FCFS
 
 FAMILIES = ("llama", "gemma3_text")
 ROOMY = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 1024, "block_size": 8}
+
+
+class NewestFirst(FCFS):
+    """A policy of the caller's own."""
+
+    def rank(self, request):
+        return 0, -request.order
 
 
 def greedy(max_tokens: int) -> SamplingParams:
@@ -61,6 +69,14 @@ def test_tokens_survive_a_pool_of_a_tenth_with_priorities(family, engine_of, gol
         run(driver, wanted, "first-", priority=lambda rank: -rank % 3)
         run(driver, wanted, "again-", priority=lambda rank: rank % 4)
         assert driver.engine.scheduler.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("policy", ["cache-aware", "cache-aware-priority", "own"])
+def test_tokens_do_not_depend_on_the_policy(policy, engine_of, golden_cases):
+    wanted = extended(golden_cases("llama"))
+    given = NewestFirst() if policy == "own" else policy
+    with engine_of("llama", **ROOMY | {"max_num_seqs": 3}, scheduling_policy=given) as driver:
+        run(driver, wanted, "a-", priority=lambda rank: rank % 3)
 
 
 def test_tenants_of_different_salt_share_nothing_and_get_the_same_tokens(engine_of, golden_cases):

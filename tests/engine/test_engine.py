@@ -116,6 +116,14 @@ def test_each_step_is_launched_before_the_tokens_of_the_one_before_are_read():
     ]
 
 
+def test_padding_is_counted():
+    engine = make_engine(EchoRunner())
+    engine.add("a", [1, 2, 3], greedy(3))
+    run(engine)
+    assert engine.times.num_steps == 3  # of 16, 1 and 1 tokens
+    assert engine.times.num_padded_tokens == 13
+
+
 def test_a_stop_found_late_costs_one_discarded_token():
     engine = make_engine(EchoRunner(), eos=(6,))
     engine.add("a", [1, 2, 3], greedy(30))

@@ -28,6 +28,16 @@ def test_names_and_labels_are_vllms():
         assert line in text
 
 
+def test_prompt_tokens_are_told_apart_by_where_they_came_from():
+    metrics = ServerMetrics("m", 100, EngineStats)
+    metrics.start(50).take(OutputDelta(token_ids=(1,), num_cached_tokens=48))
+    text = exposed(metrics)
+    assert 'prompt_tokens_total{engine="0",model_name="m"} 50.0' in text
+    assert 'prompt_tokens_cached_total{engine="0",model_name="m"} 48.0' in text
+    assert 'prompt_tokens_by_source_total{engine="0",model_name="m",source="local_cache_hit"} 48.0' in text
+    assert 'prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 2.0' in text
+
+
 def test_two_servers_in_one_process_keep_their_own_books():
     first, second = (ServerMetrics("m", 100, EngineStats) for _ in range(2))
     first.start(7).take(OutputDelta(token_ids=(1, 2)))
