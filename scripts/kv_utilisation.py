@@ -44,7 +44,7 @@ def main() -> None:
     ample = play(args.running, args.running * args.max_model_len, 1, args.max_model_len)
     full = int(ample.tokens)
     print(f"W2's lengths, {args.running} rows, a pool of {full:,} slots: what that many requests hold on average.\n")
-    rows = [BLOCKS]
+    rows: list[tuple[str, ...]] = [BLOCKS]
     for size in sizes:
         seen = play(args.running, full, size, args.max_model_len)
         empty = seen.tokens / seen.utilisation * (1 - seen.utilisation) / seen.running
