@@ -30,7 +30,7 @@ def block_hashes(request: Request, num_blocks: int, block_size: int) -> list[byt
 
 
 def _known_tokens(request: Request, start: int, end: int) -> list[int]:
-    num_prompt = len(request.prompt_ids)
+    num_prompt = request.num_prompt
     if start >= num_prompt:
         return request.output_ids[start - num_prompt : end - num_prompt]
     return request.prompt_ids[start:end] + request.output_ids[: max(end - num_prompt, 0)]

@@ -52,10 +52,10 @@ class BlockPool:
         """Lends `count` blocks with one reference each, or none of them (None) when fewer are free."""
         if count > self.num_free:
             return None
-        free = self._free
+        free, references = self._free, self._references
         blocks = [free.popleft() if free else self._evict() for _ in range(count)]
         for block in blocks:
-            self._references[block] = 1
+            references[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:

@@ -38,7 +38,7 @@ class KVCache:
         self.chunk = chunk  # tokens of one request in one step, at most
         self.enable_prefix_caching = enable_prefix_caching
         self._slides = groups.slides
-        self._suffixes = [group.to_bytes(2) for group in range(len(groups))]  # a block's key: its digest and its group
+        self._suffixes = [group.to_bytes(2) if group else b"" for group in range(len(groups))]  # key = digest + suffix
 
     def looks_up(self, request: Request) -> bool:
         """Says whether the prefix cache is asked for this request."""
@@ -47,7 +47,7 @@ class KVCache:
     def prepare(self, request: Request) -> None:
         """Names the blocks of a new request's prompt, so that its step need not."""
         if self.enable_prefix_caching:
-            block_hashes(request, len(request.prompt_ids) // self.pool.block_size, self.pool.block_size)
+            block_hashes(request, request.num_prompt // self.pool.block_size, self.pool.block_size)
 
     def find(self, request: Request) -> Prefix:
         """Gives the longest beginning of a request whose blocks are remembered, in all groups as far as each needs it.
@@ -70,7 +70,7 @@ class KVCache:
 
         None when the source's windows have passed what this one would need.
         """
-        size, start = self.pool.block_size, len(request.prompt_ids) - 1
+        size, start = self.pool.block_size, request.num_prompt - 1
         length, has_rest = start // size, start % size > 0
         tables = self.groups.empty_tables()
         for group, table in enumerate(tables):
@@ -135,7 +135,7 @@ class KVCache:
         That is done when a chunk of a prompt is dispatched and before blocks are taken back: others may wait for a
         prompt, but nobody for an output, whose blocks are dearer to name one by one while it grows.
         """
-        size, num_known = self.pool.block_size, len(request.prompt_ids) + len(request.output_ids)
+        size, num_known = self.pool.block_size, request.num_prompt + len(request.output_ids)
         num_full = (num_known if num_known < request.num_computed else request.num_computed) // size
         if num_full <= request.num_remembered or not self.enable_prefix_caching:
             return

@@ -46,13 +46,15 @@ class KVGroups:
         Ending a block later never takes fewer of them, so the ends within the last block are all that has to be tried.
         """
         chunk = num_tokens if chunk is None else chunk
-        ends = range(max(num_tokens - block_size, 0) + 1, num_tokens + 1)
-        return sum(
-            max(
-                (-(-end // block_size) - self.first_block(group, max(end - chunk, 0), block_size) for end in ends),
-                default=0,
-            )
-            for group in range(len(self.windows))
+        return max(
+            [
+                sum(
+                    -(-end // block_size) - self.first_block(group, max(end - chunk, 0), block_size)
+                    for group in range(len(self.windows))
+                )
+                for end in range(max(num_tokens - block_size, 0) + 1, num_tokens + 1)
+            ],
+            default=0,
         )
 
     def grow(self, tables: list[list[int]], start: int, end: int, pool: BlockPool) -> bool:

@@ -146,7 +146,7 @@ def room_to_return(request: Request, block_size: int) -> int:
     """Gives the tokens that must have room before a request that has yielded runs again; 0 for one that never has."""
     if not request.num_yields:
         return 0
-    most = len(request.prompt_ids) + request.max_new_tokens
+    most = request.num_prompt + request.max_new_tokens
     return min(request.num_tokens + (block_size << request.num_yields), most)
 
 

@@ -43,6 +43,7 @@ class Request:
     row: int | None = None
     num_slots: int = 0  # tokens that the block tables have room for
     num_computed: int = 0  # tokens whose KV is in the cache, or is being written by a step already dispatched
+    num_prompt: int = field(init=False)  # tokens of the prompt
     num_tokens: int = field(init=False)  # those that exist: known to the host, or sampled by steps it has not read yet
     max_tokens: int = field(init=False)  # prompt and output together
     end_token_ids: frozenset[int] = field(init=False)
@@ -59,6 +60,7 @@ class Request:
     stop_reason: int | str | None = None
 
     def __post_init__(self) -> None:
+        self.num_prompt = len(self.prompt_ids)
         self.num_tokens = self.num_known
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids
         self.limit(self.max_new_tokens)
@@ -66,12 +68,12 @@ class Request:
     def limit(self, max_new_tokens: int) -> None:
         """Sets how many tokens it may generate."""
         self.max_new_tokens = max_new_tokens
-        self.max_tokens = len(self.prompt_ids) + max_new_tokens
+        self.max_tokens = self.num_prompt + max_new_tokens
 
     @property
     def num_known(self) -> int:
         """Counts the tokens that the host has seen."""
-        return len(self.prompt_ids) + len(self.output_ids)
+        return self.num_prompt + len(self.output_ids)
 
     @property
     def num_in_flight(self) -> int:

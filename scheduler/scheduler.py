@@ -139,7 +139,7 @@ class Scheduler:
                 continue
             output_ids = request.output_ids
             output_ids.append(token)
-            num_prompt, num_output = len(request.prompt_ids), len(output_ids)
+            num_output = len(output_ids)
             reason, stop_reason = None, None
             if token in request.end_token_ids:
                 reason, stop_reason = "stop", None if token in request.eos_token_ids else token
@@ -148,9 +148,13 @@ class Scheduler:
             if reason is not None:
                 self._end(request, reason, stop_reason)
             update = blank(RequestUpdate)
-            update.request_id, update.token_ids, update.error = request.request_id, (token,), None
-            update.finish_reason, update.stop_reason = reason, stop_reason
-            update.num_prompt_tokens, update.num_output_tokens = num_prompt, num_output
+            update.request_id = request.request_id
+            update.token_ids = (token,)
+            update.finish_reason = reason
+            update.stop_reason = stop_reason
+            update.error = None
+            update.num_prompt_tokens = request.num_prompt
+            update.num_output_tokens = num_output
             update.num_cached_tokens = request.num_cached_tokens
             updates.append(update)
         return updates
@@ -285,7 +289,7 @@ class Scheduler:
     def _check_restored(self, request: Request) -> None:
         if checked_max_new_tokens(request, self.config.max_model_len, self._kv) < request.max_new_tokens:
             raise AdmissionError(
-                f"request {request.request_id!r} may have {len(request.prompt_ids)} + {request.max_new_tokens} tokens, "
+                f"request {request.request_id!r} may have {request.num_prompt} + {request.max_new_tokens} tokens, "
                 f"but max_model_len is {self.config.max_model_len} now: restore with a larger one"
             )
 
@@ -301,7 +305,7 @@ class Scheduler:
             request.request_id,
             finish_reason=reason,
             error=error,
-            num_prompt_tokens=len(request.prompt_ids),
+            num_prompt_tokens=request.num_prompt,
             num_output_tokens=len(request.output_ids),
             num_cached_tokens=request.num_cached_tokens,
         )

@@ -51,7 +51,7 @@ class Siblings:
         released: list[Request] = []
         for group in self._started.values():
             leader = group.leader
-            group.is_ready = leader.status is RequestStatus.RUNNING and leader.num_computed >= len(leader.prompt_ids)
+            group.is_ready = leader.status is RequestStatus.RUNNING and leader.num_computed >= leader.num_prompt
             if group.is_ready and group.held:
                 released += group.held.values()
                 group.released |= group.held

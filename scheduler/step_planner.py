@@ -61,10 +61,14 @@ class StepPlanner:
                 if not self._make_room(request, end, draft.preempted):
                     continue
             item = blank(Scheduled)
-            item.request, item.row, item.start, item.count, item.samples = request, row, start, count, count == pending
+            item.request = request
+            item.row = row
+            item.start = start
+            item.count = count
+            item.samples = samples = count == pending
             items.append(item)
             request.num_computed = end
-            if count == pending:
+            if samples:
                 request.num_tokens = num_tokens + 1
             if count > 1:
                 prefill_left -= count - 1

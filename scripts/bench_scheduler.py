@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=1, help="KV groups without a window")
     args = parser.parse_args()
     print(f"command: {' '.join(sys.argv)}\ncommit:  {commit()}\ndevice:  {cpu()}, Python {platform.python_version()}")
-    rows = [HEADER]
+    rows: list[tuple[str, ...]] = [HEADER]
     for running in (int(n) for n in args.running.split(",")):
         for caching in (True, False):
             rows.append(measure(running, args.steps, args.block_size, args.groups, caching))

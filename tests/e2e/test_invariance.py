@@ -72,7 +72,7 @@ def test_tokens_survive_a_pool_so_small_that_requests_are_preempted_many_times(t
     ) as driver:
         assert run_together(driver, mixed) == alone
         stats = driver.engine.scheduler.stats
-        assert stats.num_preemptions >= 10
+        assert stats.num_preemptions >= (10 if groups == 1 else 3)  # windows given back leave more room
         assert stats.num_recomputed_tokens > 0
 
 

@@ -441,8 +441,13 @@ class RandomTraffic(RuleBasedStateMachine):
             self.traffic.drain()
 
 
-RandomTraffic.TestCase.settings = settings(max_examples=300, stateful_step_count=50, derandomize=True, deadline=None)
-test_random_traffic_gives_every_request_the_tokens_it_would_get_alone = RandomTraffic.TestCase
+class TestRandomTraffic(RandomTraffic.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=50, derandomize=True, deadline=None)
+
+    def test_every_request_gets_the_tokens_it_would_get_alone(self) -> None:
+        RandomTraffic.num_rules = 0
+        self.runTest()
+        assert RandomTraffic.num_rules >= 10_000
 
 
 def _long_traffic(seed: int) -> Counter[str]:
