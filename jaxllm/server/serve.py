@@ -1,6 +1,7 @@
 """A start, from flags to a server that answers, and its end. Knows the order; each part stands elsewhere."""
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -34,6 +35,8 @@ def serve(engine_args: EngineArgs, args: ServerArgs) -> int:
         from jaxllm.api.async_llm import AsyncLLM  # takes seconds, and a port in use is told at once
 
         llm = AsyncLLM.from_engine_args(engine_args)
+        gc.collect()
+        gc.freeze()  # what a start leaves lives on: collecting through it would hold up a step for milliseconds
         try:
             return _run(llm, bound, engine_args, args)
         finally:
