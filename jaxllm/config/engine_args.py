@@ -88,10 +88,7 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = flag(None, "size of the KV pool in blocks; overrides both")
     max_num_seqs: int | None = flag(None, "most requests running at once; default 256 on a GPU, 32 on a CPU")
     max_num_batched_tokens: int | None = flag(None, "most tokens in a step; default 8192 on a GPU, 512 on a CPU")
-    scheduling_policy: str = flag(
-        "fcfs",
-        "fcfs, priority (lower first, then arrival), cache-aware or cache-aware-priority (cached prefixes first)",
-    )
+    scheduling_policy: str = flag("fcfs", "order of admission: fcfs, priority (lower first), or one of docs/tuning.md")
     enable_prefix_caching: bool = flag(True, "share the KV blocks of prompts that begin alike")
     long_prefill_token_threshold: int = flag(0, "most tokens of one request in a step; 0 sets no cap")
     max_prefill_tokens: int = flag(0, "most tokens in a step beyond one per request; 0 sets no cap")
