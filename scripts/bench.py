@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--enforce-eager", action="store_true")
     args = parser.parse_args()
     options = {k: v for k, v in vars(args).items() if k not in ("workloads", "limit")}
+    options["enable_prefix_caching"] = False  # as in the comparison: the workloads share no prefix
     start = time.perf_counter()
     try:
         llm = LLM(**options)
