@@ -127,24 +127,23 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = self._read_stats()
-        gauges = (
-            ("num_requests_running", "Requests in the batch.", stats.running),
-            ("num_requests_waiting", "Requests in the queue.", stats.waiting),
-            ("kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.", stats.kv_usage),
-        )
-        for name, help, value in gauges:
-            gauge = GaugeMetricFamily(f"vllm:{name}", help, labels=_LABELS)
-            gauge.add_metric(self._labels, value)
-            yield gauge
-        counters = (
-            ("num_preemptions", "Requests sent back to the queue.", stats.num_preemptions),
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
-        )
-        for name, help, value in counters:
-            counter = CounterMetricFamily(f"vllm:{name}", help, labels=_LABELS)
-            counter.add_metric(self._labels, value)
-            yield counter
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        for kind, name, help, value in (
+            (gauge, "num_requests_running", "Requests in the batch.", stats.running),
+            (gauge, "num_requests_waiting", "Requests in the queue.", stats.waiting),
+            (gauge, "kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.", stats.kv_usage),
+            (counter, "num_preemptions", "Requests sent back to the queue.", stats.num_preemptions),
+            (
+                counter,
+                "prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache.",
+                stats.prefix_cache_queries,
+            ),
+            (counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
+        ):
+            family = kind(f"vllm:{name}", help, labels=_LABELS)
+            family.add_metric(self._labels, value)
+            yield family
 
 
 def sizes_up_to(limit: int) -> Iterable[float]:
