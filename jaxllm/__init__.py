@@ -7,9 +7,18 @@ if TYPE_CHECKING:
     from jaxllm.api.async_llm import AsyncLLM
     from jaxllm.api.llm import LLM
     from jaxllm.api.outputs import CompletionOutput, RequestOutput
-    from jaxllm.config.sampling_params import SamplingParams
+    from jaxllm.config.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -17,6 +26,8 @@ _HOMES = {
     "AsyncLLM": "jaxllm.api.async_llm",
     "CompletionOutput": "jaxllm.api.outputs",
     "RequestOutput": "jaxllm.api.outputs",
+    "BeamSearchParams": "jaxllm.config.sampling_params",
+    "RequestOutputKind": "jaxllm.config.sampling_params",
     "SamplingParams": "jaxllm.config.sampling_params",
 }
 

@@ -137,3 +137,4 @@ class RequestUpdate:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    scores: object = None  # what the engine adds to it; never looked at here

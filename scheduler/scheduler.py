@@ -156,6 +156,7 @@ class Scheduler:
             update.num_prompt_tokens = request.num_prompt
             update.num_output_tokens = num_output
             update.num_cached_tokens = request.num_cached_tokens
+            update.scores = None
             updates.append(update)
         return updates
 
