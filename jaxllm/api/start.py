@@ -20,6 +20,7 @@ class Started(NamedTuple):
 
     built: BuiltEngine
     tokenizer: Tokenizer | None
+    model_name: str = "model"
 
 
 def start_engine(args: EngineArgs) -> Started:
@@ -38,7 +39,7 @@ def start_engine(args: EngineArgs) -> Started:
     )
     for label, value in built.report():
         logger.info("%-21s %s", label, value)
-    return Started(built, tokenizer)
+    return Started(built, tokenizer, args.model)
 
 
 def _make_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer | None:

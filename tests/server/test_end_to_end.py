@@ -72,8 +72,9 @@ def test_errors_are_those_that_openais_client_knows(client: openai.OpenAI, smoll
     ) as raised:
         client.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=1024)
     assert raised.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError, match="n=2 is not supported yet"):
-        client.chat.completions.create(model="smollm2", messages=CAPITAL, n=2)
+    with pytest.raises(openai.BadRequestError, match="tools=.* is not supported yet"):
+        tool: Any = {"type": "function", "function": {"name": "now"}}
+        client.chat.completions.create(model="smollm2", messages=CAPITAL, tools=[tool])
     with pytest.raises(openai.BadRequestError, match="max_tokens: "):
         client.chat.completions.create(model="smollm2", messages=CAPITAL, max_tokens="many")  # pyright: ignore
     broken = httpx.post(f"{smollm2.url}/v1/completions", content="{", headers={"Content-Type": "application/json"})
