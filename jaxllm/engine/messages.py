@@ -50,3 +50,8 @@ class EngineStats:
     prefix_cache_hits: int = 0
     num_steps: int = 0
     num_padded_tokens: int = 0
+
+
+def sample_ids(request_id: str, n: int) -> list[str]:
+    """Names the samples of a request: its own name for one, else their numbers in front of it."""
+    return [request_id] if n == 1 else [f"{sample}_{request_id}" for sample in range(n)]
