@@ -19,7 +19,7 @@ from jaxllm.api.start import Started, start_engine
 from jaxllm.config.engine_args import EngineArgs, engine_args
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.engine.engine import EngineLimits
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.loop import EngineLoop
 from jaxllm.engine.messages import AbortRequests, AddRequest, EngineCall, EngineOutput, EngineReply, EngineStats
 from jaxllm.scheduler.request import RequestUpdate

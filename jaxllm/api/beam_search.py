@@ -1,11 +1,11 @@
-"""Beam search over requests of one token each, whose forks share blocks by the prefix cache. Knows tokens and scores."""
+"""Beam search over requests of one token, whose forks share blocks by the prefix cache. Knows tokens and scores."""
 
 from collections.abc import Callable, Sequence
 
 from jaxllm.api.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from jaxllm.api.prompts import TokenizedPrompt
 from jaxllm.config.sampling_params import BeamSearchParams, SamplingParams
-from jaxllm.engine.engine import EngineLimits
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.text.tokenizer import Tokenizer
 
 type Generate = Callable[[list[TokenizedPrompt], SamplingParams], list[RequestOutput]]

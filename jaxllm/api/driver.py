@@ -53,20 +53,15 @@ class EngineDriver:
         Raises:
             RequestError: a step raised; the error of the first request that it cost.
         """
-        num_open = sum(not follower.finished for follower in followers)
         mine = {id(follower) for follower in followers}
-        while num_open:
+        unfinished = {id(follower) for follower in followers if not follower.finished}
+        while unfinished:
             assert self._engine.has_work, "a request neither runs nor has ended"
-            for update in self._engine.step():
-                follower = self._followers.get(update.request_id)
-                if follower is None:
-                    continue
-                was_open = not follower.finished
-                delta = self._take(follower, update)
-                if id(follower) in mine:
-                    if on_delta is not None:
-                        on_delta(follower, delta)
-                    num_open -= was_open and follower.finished
+            for follower, delta in self.deliver(self._engine.step()):
+                if id(follower) in mine and on_delta is not None:
+                    on_delta(follower, delta)
+                if follower.finished:
+                    unfinished.discard(id(follower))
         self._settle()
         failure = next((follower.error for follower in followers if follower.error is not None), None)
         if failure is not None:
@@ -79,6 +74,14 @@ class EngineDriver:
                 follower.end("abort")
                 self._drop_left_over(follower)
         self._settle()
+
+    def deliver(self, updates: Sequence[RequestUpdate]) -> list[tuple[Follower, OutputDelta]]:
+        """Hands updates to those who wait for them; tells what came of each."""
+        return [
+            (follower, self._take(follower, update))
+            for update in updates
+            if (follower := self._followers.get(update.request_id)) is not None
+        ]
 
     def _take(self, follower: Follower, update: RequestUpdate) -> OutputDelta:
         try:

@@ -8,7 +8,7 @@ from jaxllm.api.prompts import Prompt, TokenizedPrompt, tokenize_prompt
 from jaxllm.api.request_stream import RequestStream
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.engine import EngineLimits
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.messages import EngineStats
 from jaxllm.text.bad_words import with_bad_word_ids
 from jaxllm.text.token_texts import TokenTexts

@@ -16,7 +16,6 @@ from jaxllm.api.prompts import Prompt, TokenizedPrompt, prompt_list
 from jaxllm.api.request_stream import RequestStream
 from jaxllm.api.scoring import Continuation, ScoreStream, join, pair_with
 from jaxllm.api.start import start_engine
-from jaxllm.api.weights import placed_like
 from jaxllm.config.engine_args import engine_args
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import BeamSearchParams, SamplingParams
@@ -231,10 +230,10 @@ class LLM:
         What is enqueued is computed again with the new ones, tokens that it has stay; cached prefixes are forgotten.
 
         Raises:
-            InputError: the tree is another one; the first difference is named.
+            InputError: the tree is another one; an array that differs is named.
         """
         with self._turn:
-            self._engine.set_weights(placed_like(weights, self._engine.weights))
+            self._driver.deliver(self._engine.set_weights(weights))
 
     @property
     def vocab_size(self) -> int:

@@ -30,6 +30,7 @@ DESCRIPTIONS: dict[str, str] = {
     "inter_token_latency_seconds": "Token to token in seconds.",
     "request_time_per_output_token_seconds": "A sample's mean from token to token in seconds.",
     "e2e_request_latency_seconds": "Arrival to end in seconds.",
+    "request_queue_time_seconds": "Arrival to first step in seconds.",
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_generation_tokens": "Output tokens of a sample.",
     "request_params_n": "Samples that a request asks for.",
@@ -123,6 +124,7 @@ class RequestBooks:
         self.between = _Tally(_BETWEEN_TOKENS)
         self.mean = _Tally(_BETWEEN_TOKENS)
         self.whole = _Tally(_WHOLE_REQUEST)
+        self.queue = _Tally(_WHOLE_REQUEST)
         self.prompt_length = _Tally(lengths)
         self.output_length = _Tally(lengths)
         self.num_samples = _Tally(_SAMPLES)
@@ -164,6 +166,7 @@ class RequestBooks:
                 histogram("inter_token_latency_seconds", self.between),
                 histogram("request_time_per_output_token_seconds", self.mean),
                 histogram("e2e_request_latency_seconds", self.whole),
+                histogram("request_queue_time_seconds", self.queue),
                 histogram("request_prompt_tokens", self.prompt_length),
                 histogram("request_generation_tokens", self.output_length),
                 histogram("request_params_n", self.num_samples),
@@ -195,8 +198,8 @@ class RequestMeter:
         self._ended = False
         self._samples = [_SampleMeter() for _ in range(params.n)]
 
-    def take(self, delta: OutputDelta) -> None:
-        """Books what came new for a sample."""
+    def take(self, delta: OutputDelta, time_in_queue: float | None = None) -> None:
+        """Books what came new for a sample, and with the first token how long the request waited."""
         count = len(delta.token_ids)
         if not count and delta.finish_reason is None:
             return
@@ -207,6 +210,8 @@ class RequestMeter:
                 if not self._has_token:
                     self._has_token = True
                     books.first.observe(now - self._arrival)
+                    if time_in_queue is not None:
+                        books.queue.observe(time_in_queue)
                     books.num_prompt_tokens += self._num_prompt_tokens
                     books.num_cached_tokens += delta.num_cached_tokens
                 if sample.first is None:

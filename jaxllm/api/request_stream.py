@@ -135,6 +135,8 @@ class RequestStream:
             self.error = RequestError(update.error or "the request failed")
             self.end("error")
             raise self.error
+        if self.metrics.first_scheduled_time is None:
+            self.metrics.first_scheduled_time = update.first_scheduled_time
         was_going_on = sample.finish_reason is None
         delta = sample.take(update)
         if delta.token_ids:
@@ -152,7 +154,7 @@ class RequestStream:
             writer.write(prompt, self._prompt_logprobs)
             delta.prompt_logprobs = self._prompt_logprobs
         if self._meter is not None:
-            self._meter.take(delta)
+            self._meter.take(delta, self.metrics.time_in_queue)
         return delta
 
     def end(self, reason: str) -> None:

@@ -65,7 +65,9 @@ class ScoreStream:
     def __init__(self, request_id: str, whole: TokenizedPrompt, num_context: int):
         self.request_id = request_id
         self.prompt = whole
-        self.params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        self.params = SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, prompt_logprob_start=num_context, detokenize=False
+        )
         self.error: RequestError | None = None
         self.score = ContinuationScore(whole.token_ids[num_context:], [], [])
         self._num_context = num_context

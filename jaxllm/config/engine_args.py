@@ -20,6 +20,7 @@ DTYPES = {
     "float16": "float16",
     "half": "float16",
 }
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 # vLLM's flags whose feature is not built yet, with the value that asks for nothing. Any other value is refused.
@@ -39,9 +40,6 @@ NOT_BUILT: dict[str, object] = {
     "reasoning_parser": None,
     "tool_call_parser": None,
     "enable_auto_tool_choice": False,
-    "logits_processors": None,
-    "logprobs_mode": "raw_logprobs",
-    "max_logprobs": None,
     "hf_overrides": None,
     "generation_config": "auto",
     "override_generation_config": None,
@@ -92,6 +90,9 @@ class EngineArgs:
     enable_prefix_caching: bool = flag(True, "share the KV blocks of prompts that begin alike")
     long_prefill_token_threshold: int = flag(0, "most tokens of one request in a step; 0 sets no cap")
     max_prefill_tokens: int = flag(0, "most tokens in a step beyond one per request; 0 sets no cap")
+    max_logprobs: int = flag(20, "most logprobs that a request may ask for; -1 sets no limit")
+    logprobs_mode: str = flag("raw_logprobs", f"what logprobs are: {', '.join(LOGPROBS_MODES)}")
+    logits_processors: tuple[str, ...] = flag((), "functions compiled into the sampler, as module:attribute")
     attention_backend: str = flag("auto", "version of the paged attention kernel")
     enforce_eager: bool = flag(False, "compile each step shape at first use instead of before the first request")
     step_timeout: float = flag(300.0, "seconds after which a step that does not return is reported as hanging")
@@ -102,6 +103,9 @@ class EngineArgs:
             raise InputError(f"dtype={self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
         if self.load_format not in LOAD_FORMATS:
             raise InputError(f"load_format={self.load_format!r} is not known; choose one of {', '.join(LOAD_FORMATS)}")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            known = ", ".join(LOGPROBS_MODES)
+            raise InputError(f"logprobs_mode={self.logprobs_mode!r} is not known; choose one of {known}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InputError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
         for name, least in _LEAST.items():
@@ -118,6 +122,7 @@ _LEAST: dict[str, float] = {
     "kv_cache_memory_bytes": 1,
     "num_gpu_blocks_override": 2,  # block 0 is reserved
     "max_num_seqs": 1,
+    "max_logprobs": -1,
     "max_num_batched_tokens": 1,
     "step_timeout": 0.001,
     "long_prefill_token_threshold": 0,

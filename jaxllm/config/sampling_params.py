@@ -58,6 +58,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprob_start: int = 0
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
@@ -203,6 +204,7 @@ _INTEGERS: dict[str, tuple[float, float]] = {
     "min_tokens": (0, math.inf),
     "logprobs": (-1, math.inf),
     "prompt_logprobs": (-1, math.inf),
+    "prompt_logprob_start": (0, math.inf),
 }
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 _ABOVE_ZERO = ("top_p", "repetition_penalty")

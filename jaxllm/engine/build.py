@@ -16,13 +16,24 @@ from jax.sharding import Mesh
 
 from jaxllm.config.engine_args import DTYPES, EngineArgs
 from jaxllm.config.errors import InputError
+from jaxllm.config.logits_processor import load_processors
 from jaxllm.engine.buckets import Buckets, StepShape, make_buckets
-from jaxllm.engine.engine import Engine, EngineLimits
+from jaxllm.engine.engine import Engine
 from jaxllm.engine.input_builder import InputBuilder
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.memory import MemoryPlan, plan_memory, tree_bytes
 from jaxllm.engine.model_runner import ModelRunner
+from jaxllm.engine.sampler_builder import NUM_BEST
+from jaxllm.engine.sampler_inputs import NO_SCORES, SamplerShape
 from jaxllm.engine.step import StepProgram
-from jaxllm.engine.step_compiler import StepCompiler, abstract_weights, compile_step, temporary_bytes
+from jaxllm.engine.step_compiler import (
+    SamplerSettings,
+    StepCompiler,
+    abstract_weights,
+    compile_sampler,
+    compile_step,
+    temporary_bytes,
+)
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
@@ -148,9 +159,10 @@ def build_engine(
     def buckets_for(max_len: int) -> Buckets:
         return make_buckets(max_seqs, max_tokens, -(-max_len // args.block_size), coarse=platform == "cpu")
 
+    settings = SamplerSettings(args.logprobs_mode, load_processors(args.logits_processors))
     with times.phase("temporaries"):
         largest = buckets_for(args.max_model_len or model.max_position).largest()
-        temporaries = _largest_temporary(program, largest, max_seqs, platform)
+        temporaries = _largest_temporary(program, largest, max_seqs, settings, platform)
     memory = plan_memory(
         args,
         model,
@@ -160,7 +172,7 @@ def build_engine(
         chunk=max_tokens,
     )
     buckets = buckets_for(memory.max_model_len)
-    compiler = StepCompiler(program, memory.num_blocks, max_seqs)
+    compiler = StepCompiler(program, memory.num_blocks, max_seqs, settings)
     shapes = [] if args.enforce_eager else _first_shapes(buckets, platform)
     with ThreadPoolExecutor(1) as background:  # the host compiles while the weights are read
         warm_up = background.submit(compiler.warm_up, shapes, max(1, (os.cpu_count() or 2) - 1))
@@ -171,7 +183,7 @@ def build_engine(
         with times.phase("compile (beyond the weights)"):
             warm_up.result()
     memory = dataclasses.replace(memory, temporaries=max(memory.temporaries, compiler.largest_temporary))
-    engine = _join(args, source, model, memory, buckets, runner, max_seqs, max_tokens, eos_token_ids)
+    engine = _join(args, source, model, memory, buckets, runner, settings, max_seqs, max_tokens, eos_token_ids)
     return BuiltEngine(engine=engine, runner=runner, model=model, memory=memory, buckets=buckets, times=times)
 
 
@@ -182,6 +194,7 @@ def _join(
     memory: MemoryPlan,
     buckets: Buckets,
     runner: ModelRunner,
+    settings: SamplerSettings,
     max_seqs: int,
     max_tokens: int,
     eos_token_ids: tuple[int, ...],
@@ -201,13 +214,23 @@ def _join(
         KVGroups(model.kv_layout.windows),
     )
     max_blocks = -(-memory.max_model_len // args.block_size)
-    builder = InputBuilder(buckets, max_seqs, max_blocks, len(model.kv_layout.windows), args.seed)
+    builder = InputBuilder(
+        buckets,
+        max_seqs,
+        max_blocks,
+        len(model.kv_layout.windows),
+        vocab_size=model.vocab_size,
+        seed=args.seed,
+        processors=settings.processors,
+    )
     eos = {*eos_token_ids, *model.eos_token_ids, *token_ids(source.generation_config.get("eos_token_id"))}
     limits = EngineLimits(
         vocab_size=model.vocab_size,
         max_model_len=memory.max_model_len,
         eos_token_ids=tuple(sorted(eos)),
         has_priorities=not isinstance(args.scheduling_policy, str) or "priority" in args.scheduling_policy,
+        max_logprobs=args.max_logprobs,
+        processors=settings.processors,
     )
     return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout))
 
@@ -251,16 +274,30 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
     return load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
 
 
-def _largest_temporary(program: StepProgram, shape: StepShape, num_rows: int, platform: str) -> int:
-    """Bytes of scratch that the largest step takes, as its compiled program says."""
+def _largest_temporary(
+    program: StepProgram, shape: StepShape, num_rows: int, settings: SamplerSettings, platform: str
+) -> int:
+    """Bytes of scratch that the largest step takes with its logits and its sampler, as the compiled programs say."""
     if platform == "cpu":  # host memory is not what limits the pool there, and a compilation costs the start a second
         return 0
-    return temporary_bytes(compile_step(program, shape, _TINY_POOL, num_rows))
+    sampler = SamplerShape(shape.num_requests, filters=True)
+    logits = shape.num_requests * program.decoder.cfg.vocab_size * 4
+    forward = temporary_bytes(compile_step(program, shape, _TINY_POOL, num_rows))
+    return logits + max(forward, temporary_bytes(compile_sampler(program, sampler, num_rows, settings)))
 
 
-def _first_shapes(buckets: Buckets, platform: str) -> list[StepShape]:
-    """Every shape on a GPU; on a CPU only those of a first short, greedy request: the rest compile at first use."""
+def _first_shapes(buckets: Buckets, platform: str) -> list[StepShape | SamplerShape]:
+    """All common shapes on a GPU; on a CPU only those of a first short, greedy request: the rest compile at first use.
+
+    Rarer samplers (penalties, edits, masks) compile in a second or less when the first request asks for them.
+    """
     if platform != "cpu":
-        return buckets.plan()
+        samplers = [
+            SamplerShape(size, filters, num_best=num_best)
+            for size in buckets.num_requests()
+            for filters in (False, True)
+            for num_best in (NO_SCORES, NUM_BEST[0])
+        ]
+        return [*buckets.plan(), *samplers]
     width, prompt = buckets.table_widths[-1], buckets.mixed_tokens[min(1, len(buckets.mixed_tokens) - 1)]
     return [buckets.shape(tokens, 1, width, "greedy") for tokens in (prompt, 1)]

@@ -1,9 +1,10 @@
-"""The engine on a thread of its own: messages in, updates and replies out. Knows message types; no text, no event loop."""
+"""The engine on a thread of its own: messages in, updates and replies out. Knows no text and no event loop."""
 
 import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.messages import (
@@ -103,21 +104,25 @@ class EngineLoop:
                 ended = [self._engine.abort(request_id) for request_id in message.request_ids]
                 return [update for update in ended if update is not None]
             case EngineCall():
-                return [self._call(message)]
+                return self._call(message)
 
-    def _call(self, call: EngineCall) -> EngineReply:
-        """Calls a method, or reads a property, for a front that waits; an error is its own, not the loop's."""
+    def _call(self, call: EngineCall) -> list[EngineOutput]:
+        """Calls a method, or reads a property, for a front that waits; an error is its own, not the loop's.
+
+        What a pause still reads from the steps under way comes before the reply.
+        """
         if call.method not in ENGINE_CALLS:
             known = ", ".join(sorted(ENGINE_CALLS))
-            return EngineReply(call.call_id, error=f"there is no engine call {call.method!r}; choose one of {known}")
+            return [EngineReply(call.call_id, error=f"there is no engine call {call.method!r}; choose one of {known}")]
         try:
             member = getattr(self._engine, call.method)
-            return EngineReply(call.call_id, member(*call.arguments) if callable(member) else member)
+            value: Any = member(*call.arguments) if callable(member) else member
         except ValueError as error:
-            return EngineReply(call.call_id, error=str(error), is_refusal=True)
+            return [EngineReply(call.call_id, error=str(error), is_refusal=True)]
         except Exception as error:
             logger.exception("%s failed", call.method)
-            return EngineReply(call.call_id, error=f"{call.method} failed: {type(error).__name__}: {error}")
+            return [EngineReply(call.call_id, error=f"{call.method} failed: {type(error).__name__}: {error}")]
+        return [*value, EngineReply(call.call_id)] if call.method == "pause" else [EngineReply(call.call_id, value)]
 
 
 def read_stats(engine: Engine) -> EngineStats:

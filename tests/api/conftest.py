@@ -1,5 +1,6 @@
 """An engine that answers by script, for tests of what stands above it: tokens, scores and ends are as the test says."""
 
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from jaxllm import AsyncLLM, SamplingParams
 from jaxllm.api.start import Started
 from jaxllm.config.errors import InputError
-from jaxllm.engine.engine import EngineLimits, StepTimes
+from jaxllm.engine.engine import StepTimes
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.messages import sample_ids
 from jaxllm.engine.scores import RequestScores, TokenScores
 from jaxllm.scheduler.request import RequestUpdate
@@ -37,7 +39,7 @@ class ScriptedEngine:
     """Gives sample i of a request the tokens of `script(prompt, i)`, one a step; an abort takes effect at once."""
 
     def __init__(self, script: Callable[[list[int], int], list[int]]):
-        self.limits = EngineLimits(vocab_size=VOCABULARY, max_model_len=1000, eos_token_ids=(EOS,))
+        self.limits = EngineLimits(vocab_size=VOCABULARY, max_model_len=1000, eos_token_ids=(EOS,), max_logprobs=-1)
         self.times = StepTimes()
         self.hanging = None
         self.is_paused = False
@@ -99,11 +101,14 @@ class ScriptedEngine:
         if reason is not None:
             del self._living[name]
         carried = RequestScores(scores, prompt) if is_scored or prompt is not None else None
-        return RequestUpdate(name, (token,), reason, stop, num_cached_tokens=3, scores=carried)
+        return RequestUpdate(
+            name, (token,), reason, stop, num_cached_tokens=3, scores=carried, first_scheduled_time=time.monotonic()
+        )
 
-    def pause(self, mode: str) -> None:
+    def pause(self, mode: str) -> list[RequestUpdate]:
         self.calls.append(f"pause {mode}")
         self.is_paused = True
+        return []
 
     def resume(self) -> None:
         self.calls.append("resume")
@@ -143,7 +148,7 @@ def _chars_by_byte() -> list[str]:
 
 
 def started(engine: ScriptedEngine, tokenizer: Tokenizer | None) -> Started:
-    built = SimpleNamespace(engine=engine, report=lambda: [], close=engine.close)
+    built = SimpleNamespace(engine=engine, report=list, close=engine.close)
     return Started(cast(Any, built), tokenizer, "scripted")
 
 

@@ -10,7 +10,7 @@ from jaxllm import BeamSearchParams
 from jaxllm.api.beam_search import search_beams
 from jaxllm.api.logprobs import Logprob
 from jaxllm.api.prompts import TokenizedPrompt
-from jaxllm.engine.engine import EngineLimits
+from jaxllm.engine.limits import EngineLimits
 
 EOS, VOCABULARY = 0, 4
 LIMITS = EngineLimits(vocab_size=VOCABULARY, max_model_len=100, eos_token_ids=(EOS,))

@@ -27,6 +27,7 @@ async def follow(llm: Any, params: SamplingParams = LONG, seen: list[int] | None
     async for output in llm.generate("xa", params, **options):
         if seen is not None:
             seen.append(len(output.outputs[0].token_ids))
+    assert output is not None
     return output.outputs[0]
 
 
@@ -119,7 +120,7 @@ def test_wait_lets_what_runs_end_and_holds_back_what_comes(scripted):
 
 
 def test_wait_needs_nobody_to_read_what_it_waits_for(scripted):
-    llm, engine = scripted(endless)
+    llm, _ = scripted(endless)
 
     async def main() -> int:
         count = 0

@@ -55,6 +55,6 @@ def test_a_mistake_names_the_continuation_and_nothing_runs(scripted_llm):
     llm, engine = scripted_llm(letters)
     with pytest.raises(InputError, match="continuation 1: the continuation is empty"):
         llm.score("abc", ["d", ""])
-    with pytest.raises(InputError, match="continuation 1: .*1,000 tokens, but max_model_len 1,000"):
+    with pytest.raises(InputError, match=r"continuation 1: .*1,000 tokens, but max_model_len 1,000"):
         llm.score("abc", ["d", "x" * 997])
     assert engine.times.num_steps == 0

@@ -27,8 +27,9 @@ from jaxllm.api.start import Started
 from jaxllm.config.server_args import ServerArgs
 from jaxllm.engine.buckets import make_buckets
 from jaxllm.engine.build import BuiltEngine, StartTimes
-from jaxllm.engine.engine import Engine, EngineLimits
+from jaxllm.engine.engine import Engine
 from jaxllm.engine.input_builder import InputBuilder, PackedStep
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.step_inputs import host_views
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.block_pool import BlockPool
@@ -54,6 +55,9 @@ class Read:
         if isinstance(self._tokens, Exception):
             raise self._tokens
         return self._tokens
+
+    def read_scores(self) -> None:
+        return None
 
 
 class AlphabetRunner:
@@ -100,7 +104,7 @@ def alphabet_llm(tokenizer: Tokenizer | None) -> tuple[AsyncLLM, AlphabetRunner]
         KVGroups((None,)),
     )
     buckets = make_buckets(MAX_NUM_SEQS, 64, MAX_MODEL_LEN // 8, coarse=True)
-    builder = InputBuilder(buckets, MAX_NUM_SEQS, MAX_MODEL_LEN // 8, 1)
+    builder = InputBuilder(buckets, MAX_NUM_SEQS, MAX_MODEL_LEN // 8, 1, vocab_size=256)
     limits = EngineLimits(vocab_size=256, max_model_len=MAX_MODEL_LEN)
     engine = Engine(scheduler, builder, cast(Any, runner), limits, Watchdog(60.0))
     built = BuiltEngine(

@@ -72,8 +72,8 @@ def test_errors_are_those_that_openais_client_knows(client: openai.OpenAI, smoll
     ) as raised:
         client.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=1024)
     assert raised.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError, match="tools=.* is not supported yet"):
-        tool: Any = {"type": "function", "function": {"name": "now"}}
+    tool: Any = {"type": "function", "function": {"name": "now"}}
+    with pytest.raises(openai.BadRequestError, match=r"tools=.* is not supported yet"):
         client.chat.completions.create(model="smollm2", messages=CAPITAL, tools=[tool])
     with pytest.raises(openai.BadRequestError, match="max_tokens: "):
         client.chat.completions.create(model="smollm2", messages=CAPITAL, max_tokens="many")  # pyright: ignore
