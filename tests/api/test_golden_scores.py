@@ -154,7 +154,7 @@ def test_weights_are_seen_and_replaced_and_what_is_enqueued_is_computed_again(ll
         assert changed != case["output_ids"][:8]
         assert llm.wait_for_completion(use_tqdm=False)[0].outputs[0].token_ids == changed
         with pytest.raises(InputError, match="missing"):
-            llm.update_weights({name: array for name, array in itertools.islice(old.items(), 1)})
+            llm.update_weights(dict(itertools.islice(old.items(), 1)))
         assert tokens() == changed
     finally:
         llm.update_weights(old)
