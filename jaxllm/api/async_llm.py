@@ -271,7 +271,7 @@ class AsyncLLM:
                     stream.end("error")
                     raise news
                 delta = stream.take(news)
-                if left_over := stream.take_left_over():
+                if delta.finish_reason is not None and (left_over := stream.take_left_over()):
                     self._loop.send(AbortRequests(left_over))
                 if delta.token_ids or delta.text or delta.finish_reason:
                     yield delta

@@ -90,7 +90,8 @@ class EngineDriver:
             delta = OutputDelta()
         if update.finish_reason is not None:
             self._followers.pop(update.request_id, None)
-        self._drop_left_over(follower)
+        if delta.finish_reason is not None or follower.error is not None:
+            self._drop_left_over(follower)
         return delta
 
     def _drop_left_over(self, follower: Follower) -> None:
