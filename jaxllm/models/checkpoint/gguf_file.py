@@ -60,7 +60,11 @@ class GGUFFile:
             )
         self.config: dict[str, Any] = hf_config(fields, _facts(path, header, stored))
         self.generation_config: dict[str, Any] = hf_generation_config(fields)
-        self._tokenizer = {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}
+        self._tokenizer = {
+            key: value
+            for key, value in header.metadata.items()
+            if key.startswith("tokenizer.") or key == "general.architecture"
+        }
         self._tensors = {
             hf_name: _Tensor(
                 header.tensors[name],
@@ -105,7 +109,7 @@ class GGUFFile:
         return rows
 
     def tokenizer_fields(self) -> Mapping[str, object]:
-        """Gives the metadata under `tokenizer.`, keys in full, arrays as lists."""
+        """Gives the metadata under `tokenizer.` and the architecture, keys in full, arrays as lists."""
         return self._tokenizer
 
     def _piece(self, tensor: _Tensor, first: int, last: int) -> np.ndarray:
