@@ -16,5 +16,5 @@ def test_a_chat_template_is_the_models_own_a_file_or_a_text(tmp_path):
 def test_a_chat_template_that_is_none_of_these_is_refused_with_the_names_there_are():
     with pytest.raises(InputError, match=r"'rag' is neither .* one of the model's own \(it has default, tool_use\)$"):
         read_chat_template("rag", NAMED)
-    with pytest.raises(InputError, match="nor one of the model's own$"):
+    with pytest.raises(InputError, match=r"nor one of the model's own$"):
         read_chat_template("rag", {})
