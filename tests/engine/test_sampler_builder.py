@@ -8,7 +8,7 @@ import pytest
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.sampler_builder import CountReset, SamplerBuilder, best_size, last_for_word, token_mask
-from jaxllm.engine.sampler_inputs import ANY_TOKEN, NO_SCORES, WHOLE_VOCABULARY, SamplerShape
+from jaxllm.engine.sampler_inputs import ANY_TOKEN, NO_SCORES, WHOLE_VOCABULARY, ProcessorShape, SamplerShape
 from jaxllm.scheduler.batch import Scheduled
 from jaxllm.scheduler.request import Request
 
@@ -54,8 +54,8 @@ def test_all_greedy_rows_need_no_sampler(build):
 
 
 def test_the_sampler_is_the_least_that_its_rows_need(build):
-    rare = {"filters": True, "penalties": True, "num_edits": 64}
-    for options, features in (
+    rare: dict[str, Any] = {"filters": True, "penalties": True, "num_edits": 64}
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"temperature": 1.0}, {}),
         ({"temperature": 1.0, "min_p": 0.1}, {"filters": True}),
         ({"temperature": 1.0, "top_k": 4}, {"filters": True}),
@@ -68,8 +68,9 @@ def test_the_sampler_is_the_least_that_its_rows_need(build):
         ({"logprobs": 5}, {"num_best": 8}),
         ({"logprobs": -1}, {"num_best": WHOLE_VOCABULARY}),
         ({"logprob_token_ids": [4, 6]}, {"num_best": 0, "num_named": 16}),
-        ({"extra_args": {"two": {}}}, rare | {"processors": (("two", 1),)}),
-    ):
+        ({"extra_args": {"two": {}}}, rare | {"processors": (ProcessorShape("two", 1),)}),
+    ]
+    for options, features in cases:
         assert build({5: make_request(**options), 2: make_request()}).layout.shape == SamplerShape(B, **features)
 
 
