@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from jaxllm.api.async_llm import AsyncLLM
     from jaxllm.api.llm import LLM
     from jaxllm.api.outputs import CompletionOutput, RequestOutput
+    from jaxllm.config.logits_processor import LogitsProcessor
     from jaxllm.config.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "LogitsProcessor",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -27,6 +29,7 @@ _HOMES = {
     "CompletionOutput": "jaxllm.api.outputs",
     "RequestOutput": "jaxllm.api.outputs",
     "BeamSearchParams": "jaxllm.config.sampling_params",
+    "LogitsProcessor": "jaxllm.config.logits_processor",
     "RequestOutputKind": "jaxllm.config.sampling_params",
     "SamplingParams": "jaxllm.config.sampling_params",
 }

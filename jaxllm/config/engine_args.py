@@ -71,7 +71,7 @@ class EngineArgs:
     model: str = flag(DEFAULT_MODEL, "packaged name (smollm2, gemma3-270m), folder, .gguf file or hub id")
     tokenizer: str | None = flag(None, "folder or .gguf file with the tokenizer, if not the model's own")
     skip_tokenizer_init: bool = flag(False, "no tokenizer: token ids in, token ids out")
-    chat_template: str | None = flag(None, "file with, or text of, a jinja2 chat template")
+    chat_template: str | None = flag(None, "file with, text of, or the model's own name for, a jinja2 chat template")
     revision: str | None = flag(None, "branch, tag or commit of a hub id")
     download_dir: str | None = flag(None, "where hub downloads are kept")
     hf_token: str | None = flag(None, "token for gated hub models")

@@ -29,7 +29,9 @@ NUM_NAMED = (0, 16, 128)
 _EDITS = tuple(64 << (3 * i) for i in range(8))
 
 _CHOICE, _FILTERS, _PENALTIES, _EDITED, _MASKED, _SCORED, _PROCESSED = (1 << bit for bit in range(7))
-_NEEDS_FILTERS = _PENALTIES | _EDITED | _MASKED | _PROCESSED  # rare ones come with them: fewer kinds of samplers
+# Rare ones come together, and with the filters: every combination is a sampler of its own to be compiled. A mask is
+# left out because it is large (V bits for each request and step).
+_RARE = _PENALTIES | _EDITED | _MASKED | _PROCESSED
 
 
 class CountReset(NamedTuple):
@@ -122,9 +124,9 @@ class SamplerBuilder:
         scored = [item.row for _, item in sampling if item.row in self._named] if features & _SCORED else []
         shape = SamplerShape(
             num_requests,
-            filters=bool(features & (_FILTERS | _NEEDS_FILTERS)),
-            penalties=bool(features & _PENALTIES),
-            num_edits=_fit(_EDITS, len(edits)) if edits else 0,
+            filters=bool(features & (_FILTERS | _RARE)),
+            penalties=bool(features & _RARE),
+            num_edits=_fit(_EDITS, len(edits)) if features & _RARE else 0,
             masked=bool(features & _MASKED),
             num_best=self._largest_num_best(scored),
             num_named=_fit(NUM_NAMED, max((len(self._named[row]) for row in scored), default=0)),
@@ -153,10 +155,11 @@ class SamplerBuilder:
             inputs.repetition[B:] = 1.0
         if shape.num_edits:
             inputs.edit_request[:] = num_requests
-            request, token, if_last, value = zip(*edits, strict=True)
-            E = len(edits)
-            inputs.edit_request[:E], inputs.edit_token[:E] = request, token
-            inputs.edit_if_last[:E], inputs.edit_value[:E] = if_last, value
+            if edits:
+                request, token, if_last, value = zip(*edits, strict=True)
+                E = len(edits)
+                inputs.edit_request[:E], inputs.edit_token[:E] = request, token
+                inputs.edit_if_last[:E], inputs.edit_value[:E] = if_last, value
         if shape.masked:
             inputs.mask[:] = 0xFFFFFFFF
             for b, item in sampling:

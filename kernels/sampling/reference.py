@@ -52,9 +52,8 @@ def penalize(
 
 def allow(logits: Float[Array, "B V"], bits: UInt32[Array, "B W"]) -> Float[Array, "B V"]:
     """Gives -inf to every token whose bit is 0; the bit of token v is bit v % 32 of word v // 32."""
-    token = jnp.arange(logits.shape[-1])
-    kept = (bits[:, token // 32] >> (token % 32).astype(jnp.uint32)) & 1
-    return jnp.where(kept == 1, logits, -jnp.inf)
+    kept_BWb = (bits[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return jnp.where(kept_BWb.reshape(logits.shape[0], -1)[:, : logits.shape[1]] == 1, logits, -jnp.inf)
 
 
 def keep_top(
