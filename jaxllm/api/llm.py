@@ -11,16 +11,18 @@ from jaxllm.api.driver import EngineDriver, Follower
 from jaxllm.api.front import Front, Messages, refuse_lora
 from jaxllm.api.metrics import Metric
 from jaxllm.api.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
-from jaxllm.api.progress import UseTqdm, progress
+from jaxllm.api.progress import Progress, UseTqdm, progress
 from jaxllm.api.prompts import Prompt, TokenizedPrompt, prompt_list
 from jaxllm.api.request_stream import RequestStream
-from jaxllm.api.scoring import Continuation, ScoreStream, join, pair_with
+from jaxllm.api.scoring import SCORED, Continuation, ScoreStream, join, pair_with
 from jaxllm.api.start import start_engine
 from jaxllm.config.engine_args import engine_args
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.engine.loop import read_stats
 from jaxllm.text.tokenizer import Tokenizer
+
+_MOST_SCORED = 1024  # requests that `score` keeps in the engine at once, which holds their scores until they end
 
 type Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -43,7 +45,7 @@ class LLM:
         self._driver = EngineDriver(self._engine)
         self._numbers = itertools.count()
         self._enqueued: list[RequestStream] = []
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()  # a function given to apply_model may call back
 
     def generate(
         self,
@@ -138,7 +140,8 @@ class LLM:
         """
         with self._turn:
             streams, self._enqueued = self._enqueued, []
-            self._run(streams, use_tqdm)
+            with progress(use_tqdm, len(streams), "generating") as bar:
+                self._run(streams, bar)
             return [stream.output() for stream in streams]
 
     def beam_search(
@@ -176,16 +179,20 @@ class LLM:
             InputError: one of them is empty or too long, with its index and the numbers.
             RequestError: a step raised; its requests are lost, with the cause.
         """
-        streams = []
         pairs = pair_with(prompt_list(prompts), prompt_list(continuations))  # pyright: ignore[reportArgumentType]
+        joined = []
         for index, (prompt, continuation) in enumerate(pairs):
             with _naming("continuation", index, len(pairs)):
-                stream = ScoreStream(self._next_id("score"), *join(prompt, continuation, self._tokenizer))
-                self._front.check(stream.prompt, stream.params)
-            streams.append(stream)
-        with self._turn:
-            self._run(streams, use_tqdm, "scoring", [0] * len(streams))
-        return [stream.score for stream in streams]
+                joined.append(join(prompt, continuation, self._tokenizer))
+                self._front.check(joined[-1].prompt(), SCORED)
+        scores: list[ContinuationScore] = []
+        with progress(use_tqdm, len(joined), "scoring") as bar:
+            for window in itertools.batched(joined, _MOST_SCORED):
+                streams = [ScoreStream(self._next_id("score"), each) for each in window]
+                with self._turn:
+                    self._run(streams, bar, [0] * len(streams))
+                scores += [stream.score for stream in streams]
+        return scores
 
     def get_tokenizer(self) -> Tokenizer | None:
         """Gives the tokenizer, or None with skip_tokenizer_init."""
@@ -274,7 +281,8 @@ class LLM:
     ) -> list[RequestOutput]:
         with self._turn:
             streams = self._open("generate", prompts, _params_list(params, len(prompts)))
-            self._run(streams, use_tqdm, priorities=_priorities(priority, len(prompts)))
+            with progress(use_tqdm, len(streams), "generating") as bar:
+                self._run(streams, bar, _priorities(priority, len(prompts)))
             return [stream.output() for stream in streams]
 
     def _enqueue(
@@ -303,18 +311,12 @@ class LLM:
             self._driver.cancel(followers)
             raise
 
-    def _run(
-        self,
-        followers: Sequence[Follower],
-        use_tqdm: UseTqdm,
-        desc: str = "generating",
-        priorities: Sequence[int] | None = None,
-    ) -> None:
+    def _run(self, followers: Sequence[Follower], bar: Progress, priorities: Sequence[int] | None = None) -> None:
+        """Runs requests to their ends; those that the engine has not got yet come with their priorities."""
         try:
             if priorities is not None:
                 self._add(followers, priorities)
-            with progress(use_tqdm, len(followers), desc) as bar:
-                self._driver.run(followers, bar.take)
+            self._driver.run(followers, bar.take)
         finally:  # an interrupt or an error leaves nothing running
             self._driver.cancel(followers)
 

@@ -1,6 +1,8 @@
 """Log-probabilities of given continuations: what follows what, and which scores to keep. Knows no model."""
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxllm.api.errors import RequestError
 from jaxllm.api.outputs import ContinuationScore, OutputDelta
@@ -12,6 +14,8 @@ from jaxllm.scheduler.request import RequestUpdate
 from jaxllm.text.tokenizer import Tokenizer
 
 type Continuation = str | Sequence[int]
+
+SCORED = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
 
 
 def pair_with(prompts: Sequence[Prompt], continuations: Sequence[Continuation]) -> list[tuple[Prompt, Continuation]]:
@@ -29,8 +33,21 @@ def pair_with(prompts: Sequence[Prompt], continuations: Sequence[Continuation]) 
     return list(zip(prompts, continuations, strict=True))
 
 
-def join(prompt: Prompt, continuation: Continuation, tokenizer: Tokenizer | None) -> tuple[TokenizedPrompt, int]:
-    """Gives the ids of prompt and continuation together, and how many of them are the prompt's.
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The ids of a prompt and its continuation, kept small: an evaluation has millions of them."""
+
+    token_ids: array[int]
+    num_context: int
+    cache_salt: str | None
+
+    def prompt(self) -> TokenizedPrompt:
+        """Gives the ids as the engine takes them."""
+        return TokenizedPrompt(self.token_ids.tolist(), None, self.cache_salt)
+
+
+def join(prompt: Prompt, continuation: Continuation, tokenizer: Tokenizer | None) -> Joined:
+    """Puts the ids of prompt and continuation together.
 
     Two texts are tokenized as one, spaces at the prompt's end counting to the continuation, as evaluations do it; the
     continuation is then what follows as many tokens as the prompt has alone.
@@ -40,37 +57,38 @@ def join(prompt: Prompt, continuation: Continuation, tokenizer: Tokenizer | None
     """
     if isinstance(prompt, str) and isinstance(continuation, str) and tokenizer is not None:
         kept = prompt.rstrip()
-        whole = TokenizedPrompt(tokenizer.encode(prompt + continuation), prompt + continuation)
+        ids, salt = tokenizer.encode(prompt + continuation), None
         num_context = len(tokenizer.encode(kept)) if kept else len(tokenizer.encode(""))
     else:
         context = tokenize_prompt(prompt, tokenizer)
         if isinstance(continuation, str):
             if tokenizer is None:
                 raise InputError("a continuation in text needs a tokenizer, and skip_tokenizer_init is set: give ids")
-            ids = tokenizer.encode(continuation, add_special_tokens=False)
+            own_ids = tokenizer.encode(continuation, add_special_tokens=False)
         else:
-            ids = tokenize_prompt(continuation, tokenizer).token_ids
-        whole = TokenizedPrompt(context.token_ids + ids, None, context.cache_salt)
+            own_ids = tokenize_prompt(continuation, tokenizer).token_ids
+        ids, salt = context.token_ids + own_ids, context.cache_salt
         num_context = len(context.token_ids)
     if num_context == 0:
         raise InputError("the prompt is empty: the first token can't be scored; begin with the model's BOS token")
-    if len(whole.token_ids) <= num_context:
+    if len(ids) <= num_context:
         raise InputError("the continuation is empty; it needs at least 1 token")
-    return whole, num_context
+    try:
+        return Joined(array("i", ids), num_context, salt)
+    except OverflowError:
+        raise InputError(f"token ids must be below 2^31, got {max(ids, key=abs)}") from None
 
 
 class ScoreStream:
     """Takes the updates of one request for scores, and keeps those of the continuation only."""
 
-    def __init__(self, request_id: str, whole: TokenizedPrompt, num_context: int):
+    def __init__(self, request_id: str, joined: Joined):
         self.request_id = request_id
-        self.prompt = whole
-        self.params = SamplingParams(
-            temperature=0.0, max_tokens=1, prompt_logprobs=0, prompt_logprob_start=num_context, detokenize=False
-        )
+        self.prompt = joined.prompt()
+        self.params = SCORED.replace(prompt_logprob_start=joined.num_context)
         self.error: RequestError | None = None
-        self.score = ContinuationScore(whole.token_ids[num_context:], [], [])
-        self._num_context = num_context
+        self.score = ContinuationScore(self.prompt.token_ids[joined.num_context :], [], [])
+        self._num_context = joined.num_context
         self._finished = False
 
     @property

@@ -161,6 +161,11 @@ def test_weights_are_seen_and_replaced_and_what_is_enqueued_is_computed_again(ll
     assert tokens() == case["output_ids"][:8]
 
 
+def test_a_function_that_looks_at_the_weights_may_call_back(llm: LLM):
+    (output,) = llm.apply_model(lambda weights: llm.generate([[1, 2]], greedy(max_tokens=1), use_tqdm=False))
+    assert output.finished
+
+
 def test_a_profile_is_written_and_misuse_is_told(llm: LLM, tmp_path: Path):
     with pytest.raises(InputError, match="stop_profile"):
         llm.stop_profile()

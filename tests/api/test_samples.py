@@ -1,6 +1,7 @@
 """Several samples, the kinds of output, and log-probabilities, through LLM and AsyncLLM over a scripted engine."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -82,12 +83,16 @@ def test_logprobs_of_the_whole_vocabulary_are_all_there(scripted_llm):
 
 def test_a_stop_string_ends_one_sample_and_the_engine_is_told_once(scripted, scripted_llm):
     def script(prompt: list[int], index: int) -> list[int]:
-        return list(b"ab!ab!ab!") if index == 1 else list(b"abcabc")
+        return list(b"ab!" * 300) if index == 1 else list(b"abcabc")
 
+    params = SamplingParams(n=2, stop="!", max_tokens=900)
     llm, engine = scripted(script)
-    last = run(outputs_of(llm, SamplingParams(n=2, stop="!")))[-1]
+    step = engine.step
+    engine.step = lambda: (time.sleep(0.002), step())[1]  # as a real one, it does not run ahead of its readers
+    last = run(outputs_of(llm, params))[-1]
+    llm.shutdown()
     sync, sync_engine = scripted_llm(script)
-    (output,) = sync.generate("xa", SamplingParams(n=2, stop="!"), use_tqdm=False)
+    (output,) = sync.generate("xa", params, use_tqdm=False)
     for found, told in ((last, engine), (output, sync_engine)):
         assert [each.text for each in found.outputs] == ["abcabc", "ab"]
         assert [each.finish_reason for each in found.outputs] == ["length", "stop"]
