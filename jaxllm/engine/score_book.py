@@ -37,7 +37,7 @@ class ScoreBook:
             found = told.get(update.request_id)
             told_prompt = self._told_prompt(update) if self._prompts else None
             if found is not None or told_prompt is not None:
-                update.scores = RequestScores(() if found is None else (found,), told_prompt)
+                update.scores = RequestScores(() if found is None else (found,), told_prompt)  # pyright: ignore[reportAttributeAccessIssue]
 
     def forget(self, ended: Iterable[RequestUpdate]) -> None:
         """Drops what is gathered for requests that end without a token."""
