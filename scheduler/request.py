@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from jaxllm.scheduler.record import record
 
@@ -139,4 +139,4 @@ class RequestUpdate:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     first_scheduled_time: float | None = None
-    scores: object = None  # what the engine adds to it; never looked at here
+    scores: Any = None  # what the engine adds to it; never looked at here

@@ -246,3 +246,41 @@ def test_the_best_are_the_same_by_passes_and_by_the_platforms_own_way(k):
         values, tokens = jax.jit(best, static_argnums=1)(scores, k)
         assert tokens.tolist() == order.tolist()
         np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(scores), order, -1))
+
+
+ON_MESHES = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jaxllm.config.engine_args import engine_args
+from jaxllm.engine.build import find_model
+from jaxllm.engine.sampler import make_sampler
+from jaxllm.engine.sampler_inputs import SamplerLayout, SamplerShape
+from jaxllm.engine.step import RowState, StepProgram
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.mesh.build import build_mesh
+from jaxllm.models.decoder import Kernels
+from jaxllm.models.forward import build_program
+
+source = find_model(engine_args({"model": sys.argv[1]}))
+decoder = build_program(source.family.configure(source.hf_config))
+rng = np.random.default_rng(0)
+B, V = 16, decoder.cfg.vocab_size
+logits = rng.normal(scale=2, size=(B, V)).astype(np.float32)
+layout = SamplerLayout(SamplerShape(B, filters=True, num_best=8), V, {})
+packed = np.zeros(layout.packed_size, np.int32)
+inputs, _ = layout.host_views(packed)
+inputs.temperature[:], inputs.top_p[:], inputs.top_k[::2] = 1.3, 0.9, 20
+inputs.seed[:] = rng.integers(0, 2**32, (B, 2), dtype=np.uint32)
+told = set()
+for data, tensor in ((1, 1), (1, 2), (2, 2), (1, 8), (4, 1)):
+    program = StepProgram(decoder, Kernels(*[len] * len(Kernels._fields)), build_mesh(data, tensor), AxisRules(), 16)
+    sampled, _ = jax.jit(make_sampler(program, layout, "raw_logprobs"))(
+        jnp.asarray(logits), RowState(jnp.zeros(B + 1, jnp.int32)), jnp.asarray(packed)
+    )
+    told.add((tuple(sampled.token.tolist()), tuple(sampled.scores.best_token.ravel().tolist())))
+print(len(told), len(set(next(iter(told))[0])) > 4)
+"""
+
+
+def test_the_same_tokens_are_drawn_on_every_mesh(golden, run_program):
+    assert run_program(ON_MESHES, golden / "llama", num_devices=8) == "1 True\n"
