@@ -268,13 +268,15 @@ class AsyncLLM:
             while not stream.finished:
                 news = await listener.queue.get()
                 if isinstance(news, Exception):
-                    stream.end("error")
                     raise news
                 delta = stream.take(news)
                 if delta.finish_reason is not None and (left_over := stream.take_left_over()):
                     self._loop.send(AbortRequests(left_over))
                 if delta.token_ids or delta.text or delta.finish_reason:
                     yield delta
+        except Exception:
+            stream.end("error")
+            raise
         finally:
             with self._lock:
                 self._listeners.pop(stream.request_id, None)

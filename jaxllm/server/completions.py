@@ -54,11 +54,12 @@ async def completion_events(
         async for index, delta in deltas:
             writer = writers[index * n + delta.index]
             scored[index] = scored[index] or delta.prompt_logprobs
+            usage.num_output_tokens -= writer.num_tokens
             shaped = writer.shape(delta, scored[index])
-            usage.num_output_tokens = sum(each.num_tokens for each in writers)
+            usage.num_output_tokens += writer.num_tokens
             if usage.num_cached_tokens is not None and delta.index == 0:
+                usage.num_cached_tokens += delta.num_cached_tokens - cached[index]
                 cached[index] = delta.num_cached_tokens
-                usage.num_cached_tokens = sum(cached)
             running = usage.shape() if body.wants_running_usage else None
             tells = shaped["text"] or shaped["finish_reason"] or shaped["logprobs"] or shaped.get("token_ids")
             if tells or running:
