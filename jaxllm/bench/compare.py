@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxllm.bench.args import LatencyArgs, ThroughputArgs
 from jaxllm.bench.figures import agreement
-from jaxllm.bench.hf_model import check_torch
+from jaxllm.bench.hf_model import CHECKPOINT_WEIGHTS, check_torch
 from jaxllm.bench.report import print_table, tell, write_json
 
 _DETAIL = ("outputs", "token_times")
@@ -50,8 +50,8 @@ def compare(command: str, values: Mapping[str, Any], args: ThroughputArgs | Late
                 f"{r['output_tokens_per_second']:,.1f}",
                 f"{r['own_output_tokens_per_second']:,.1f}",
                 f"{r['ratio']:.2f}",
-                f"{r['num_same']} of {r['num_requests']}",
-                f"{r['agreement']:.1%}",
+                "other weights" if r["agreement"] is None else f"{r['num_same']} of {r['num_requests']}",
+                "" if r["agreement"] is None else f"{r['agreement']:.1%}",
             ]
             for r in ratios
         ],
@@ -64,12 +64,16 @@ def compare(command: str, values: Mapping[str, Any], args: ThroughputArgs | Late
 
 
 def _ratios(reports: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for each workload and way of transformers; `agreement` is the share of tokens before they differ."""
+    """One entry for each workload and way of transformers; `agreement` is the share of tokens before they differ.
+
+    It is None where either side has random weights of its own.
+    """
+    has_same_weights = reports["hf"]["weights"] == CHECKPOINT_WEIGHTS
     own = {result["workload"]: result for result in reports["jaxllm"]["results"]}
     ratios = []
     for result in reports["hf"]["results"]:
         mine = own[result["workload"]]
-        num_same, share = agreement(mine["outputs"], result["outputs"])
+        num_same, share = agreement(mine["outputs"], result["outputs"]) if has_same_weights else (None, None)
         ratios.append(
             {
                 "workload": result["workload"],

@@ -12,6 +12,9 @@ from jaxllm.config.errors import InputError
 from jaxllm.engine.build import ModelSource, find_model
 from jaxllm.models.checkpoint.source import Checkpoint
 
+CHECKPOINT_WEIGHTS = "the checkpoint's, as jaxllm reads them"
+RANDOM_WEIGHTS = "random, others than jaxllm's"
+
 
 @dataclass(frozen=True, slots=True)
 class HFModel:
@@ -86,7 +89,7 @@ def _dtype_name(wanted: str, stored: str, device: str) -> str:
 def _fill(model: Any, source: ModelSource) -> str:
     """Copies the checkpoint's tensors, dequantised, into the model; says what weights it has now."""
     if source.checkpoint is None:
-        return "random, others than jaxllm's"
+        return RANDOM_WEIGHTS
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in source.checkpoint.names():
         if name in parameters:
@@ -94,7 +97,7 @@ def _fill(model: Any, source: ModelSource) -> str:
     tied = model.config.tie_word_embeddings and parameters.keys() <= {"lm_head.weight"}
     if parameters and not tied:
         raise InputError(f"transformers has a parameter {next(iter(parameters))} that {source.checkpoint.path} lacks")
-    return "the checkpoint's, as jaxllm reads them"
+    return CHECKPOINT_WEIGHTS
 
 
 def _copy(parameter: Any, checkpoint: Checkpoint, name: str) -> None:

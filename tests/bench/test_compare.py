@@ -23,7 +23,13 @@ def test_without_torch_transformers_is_refused_with_one_line(engine: str, refuse
 
 
 @pytest.fixture
-def two_engines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def weights() -> dict[str, str]:
+    """What transformers says of its weights."""
+    return {"hf": hf_model.CHECKPOINT_WEIGHTS}
+
+
+@pytest.fixture
+def two_engines(monkeypatch: pytest.MonkeyPatch, weights: dict[str, str]) -> list[dict[str, Any]]:
     """Stands in for the two processes: writes what they would, and keeps the flags that they got."""
     seen: list[dict[str, Any]] = []
 
@@ -34,7 +40,10 @@ def two_engines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         result = {"workload": "L1", "num_requests": 2, "output_tokens_per_second": 90.0 if own else 30.0}
         names = ["jaxllm"] if own else ["hf static", "hf continuous"]
         outputs = [[1, 2, 3, 4], [5, 6]] if own else [[1, 2, 3, 4], [5, 7]]
-        report = {"results": [result | {"engine": name, "outputs": outputs, "token_times": []} for name in names]}
+        report = {
+            "weights": weights["hf"],
+            "results": [result | {"engine": name, "outputs": outputs, "token_times": []} for name in names],
+        }
         Path(flags["output_json"]).write_text(json.dumps(report))
         return subprocess.CompletedProcess(command, 0)
 
@@ -55,6 +64,15 @@ def test_both_engines_get_the_same_flags_and_their_ratio_is_told(two_engines: li
     assert report["ratios"][0]["agreement"] == 0.75
     assert "outputs" not in report["jaxllm"]["results"][0]
     assert "|  3.00 |" in printed
+
+
+def test_tokens_of_different_random_weights_are_not_compared(
+    two_engines: list[dict[str, Any]], weights: dict[str, str], bench: Callable
+):
+    weights["hf"] = hf_model.RANDOM_WEIGHTS
+    report, printed = bench("throughput", "--engine", "both", "--workload", "L1")
+    assert [(r["ratio"], r["num_same"], r["agreement"]) for r in report["ratios"]] == [(3.0, None, None)] * 2
+    assert "other weights" in printed
 
 
 def test_an_engine_that_fails_ends_the_comparison_with_its_exit_code(monkeypatch: pytest.MonkeyPatch):
