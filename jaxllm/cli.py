@@ -27,6 +27,7 @@ from jaxllm.options import (
 
 USAGE_ERROR = 2
 INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
+BROKEN_PIPE = 141  # likewise SIGPIPE
 
 _ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineArgs))
 _SERVER_FIELDS = frozenset(field.name for field in dataclasses.fields(ServerArgs))
@@ -49,7 +50,12 @@ class Command(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; a user's mistake is one line on stderr and exit code 2."""
     try:
-        sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # whoever read what we print has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BROKEN_PIPE)
     except InputError as error:
         _fail(" ".join(str(error).split()))
     except KeyboardInterrupt:

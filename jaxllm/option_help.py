@@ -62,7 +62,7 @@ def show(text: str, paged: bool = False) -> None:
     if paged and sys.stdout.isatty():
         pydoc.pager(text)
     else:
-        print(text.rstrip())
+        print(text.rstrip(), flush=True)
 
 
 def _overview(head: str, sections: Sequence[Section]) -> str:

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import socket
 import subprocess
 import sys
@@ -209,6 +210,18 @@ def test_help_loads_neither_jax_nor_the_http_server():
     )
     done = program("-c", source)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        for arguments in (["--help"], ["serve", "--help=all"]):
+            command = [sys.executable, "-m", "jaxllm", *arguments]
+            done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, cwd=ROOT, check=False)
+            assert (done.returncode, done.stderr) == (141, b"")
+    finally:
+        os.close(writing)
 
 
 def test_help_is_quick():

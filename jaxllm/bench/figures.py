@@ -23,7 +23,7 @@ class StepFigures:
     num_steps: int
     mean_batch: float  # requests in a step
     kv_utilisation: float  # share of the lent KV slots that held a token, mean over sampled steps
-    kv_usage_peak: float  # largest share of the pool that was lent
+    kv_usage_peak: float  # largest share of the pool that was lent, of the same steps
     padding_share: float  # of the computed tokens, those that only filled a compiled shape
     num_recomputed_tokens: int
     num_discarded_tokens: int

@@ -42,7 +42,7 @@ def rows() -> Iterator[tuple[str, str]]:
     yield "jaxllm", __version__
     yield "python", f"{platform.python_version()} at {sys.executable}"
     yield "system", _told(lambda: f"{_distribution()}, {platform.system()} {platform.release()} {platform.machine()}")
-    yield "cpu", _told(lambda: f"{_cpu_name()}, {os.cpu_count()} cores, {len(os.sched_getaffinity(0))} usable")
+    yield "cpu", _told(_cpu)
     yield "memory", _told(_memory)
     for package in _PACKAGES:
         yield package, _version(package) or "not installed"
@@ -71,6 +71,11 @@ def _distribution() -> str:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "unknown distribution")
     except OSError:
         return "unknown distribution"
+
+
+def _cpu() -> str:
+    usable = f", {len(os.sched_getaffinity(0))} usable" if hasattr(os, "sched_getaffinity") else ""
+    return f"{_cpu_name()}, {os.cpu_count()} cores{usable}"
 
 
 def _cpu_name() -> str:

@@ -12,7 +12,6 @@ from jaxllm.terminal.args import CompleteArgs
 from jaxllm.terminal.session import Ask, is_interactive, run_session, tell
 
 Start = Callable[[Answering], tuple[Ask, dict[str, Callable[[], str]]]]
-_BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
 
 def run_command(args: CompleteArgs, engine: EngineArgs | None, start: Start) -> int:
@@ -32,8 +31,5 @@ def run_command(args: CompleteArgs, engine: EngineArgs | None, start: Start) -> 
         forget = " /reset forgets what was said," if "/reset" in commands else ""
         hint = f"{model.name}: Ctrl-C stops an answer,{forget} Ctrl-D or /quit ends"
         return run_session(ask, args.quick, commands, hint)
-    except BrokenPipeError:  # whoever read the answers has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
     finally:
         model.close()
