@@ -20,6 +20,8 @@ from jaxllm.config.engine_args import engine_args
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.engine.loop import read_stats
+from jaxllm.models.dense import make_dense_logits, unstack_layers
+from jaxllm.models.forward import build_program
 from jaxllm.text.tokenizer import Tokenizer
 
 _MOST_SCORED = 1024  # requests that `score` keeps in the engine at once, which holds their scores until they end
@@ -231,16 +233,26 @@ class LLM:
         with self._turn:
             return function(self._engine.weights)
 
+    def make_logits(self) -> Callable:
+        """Gives logits(weights, token [B, S]) -> float32 logits [B, S, V] of the token behind each: the same model,
+        without a cache and differentiable, for a trainer in this process.
+
+        Its weights have stacked layers, as `apply_model(stack_layers)` gives them (jaxllm.models.dense).
+        """
+        program = self._built.runner.program
+        return make_dense_logits(build_program(program.decoder.cfg), program.kernels, program.mesh, program.rules)
+
     def update_weights(self, weights: Any) -> None:
         """Replaces the weights by a tree of the same structure, shapes and dtypes, such as `apply_model` gives.
 
+        Layers may be stacked, as a trainer has them, where the engine keeps separate arrays.
         What is enqueued is computed again with the new ones, tokens that it has stay; cached prefixes are forgotten.
 
         Raises:
             InputError: the tree is another one; an array that differs is named.
         """
         with self._turn:
-            self._driver.deliver(self._engine.set_weights(weights))
+            self._driver.deliver(self._engine.set_weights(unstack_layers(weights, self._engine.weights)))
 
     @property
     def vocab_size(self) -> int:

@@ -43,13 +43,13 @@ def unstack_layers(weights: Weights, like: Weights) -> Weights:
     """Undoes `stack_layers` where `like` keeps separate arrays."""
 
     def split(stacked: Any, example: Any) -> Any:
-        if not isinstance(example, dict):
-            return stacked
+        if not isinstance(example, dict) or isinstance(stacked, dict) != (0 not in example):
+            return stacked  # as it should be, or not of this model: whoever takes the weights finds out
         if 0 in example:
             return {l: stacked[l] for l in range(len(example))}
-        return {name: split(stacked[name], example[name]) for name in example}
+        return stacked | {name: split(stacked[name], example[name]) for name in example if name in stacked}
 
-    return weights | {"layers": split(weights["layers"], like["layers"])}
+    return split(weights, like)
 
 
 def _each_parameter(tree: Any, stack: Callable) -> Any:
@@ -73,7 +73,8 @@ def _sequence(program: DecoderProgram, kernels: Kernels, weights: Weights, token
         context_len=jnp.asarray([S], jnp.int32),
     )
     none = jnp.zeros((S, cfg.num_kv_heads, cfg.head_dim), jnp.dtype(cfg.dtype))
-    hidden_SD, _ = run_layers(program, kernels, weights, (none, none), token_S, context)
+    no_cache: Any = (none, none)
+    hidden_SD, _ = run_layers(program, kernels, weights, no_cache, token_S, context)
     return project(program, kernels, weights, hidden_SD)
 
 

@@ -1,6 +1,7 @@
 """Every sampling field through the whole engine: what it does to the tokens, and that nothing else changes them."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,6 +205,10 @@ def test_what_the_engine_cannot_do_is_one_line(driver, options, message):
 
 def test_more_logprobs_than_allowed_are_refused(engine_of):
     with engine_of("llama", **OPTIONS | {"max_logprobs": 5}) as driver:
-        for options, asked in (({"logprobs": 6}, "logprobs=6"), ({"prompt_logprobs": -1}, "prompt_logprobs=-1 asks")):
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({"logprobs": 6}, "logprobs=6"),
+            ({"prompt_logprobs": -1}, "prompt_logprobs=-1 asks"),
+        ]
+        for options, asked in cases:
             with pytest.raises(InputError, match=f"{asked}.* more than max_logprobs 5"):
                 driver.engine.add("bad", [1, 2], SamplingParams(**options))
