@@ -2,15 +2,14 @@
 
 import asyncio
 import itertools
-import logging
 import threading
 from collections.abc import AsyncGenerator
-from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any, Literal
 
 from jaxllm.api.errors import EngineDeadError, RequestError
 from jaxllm.api.front import Front, refuse_lora
+from jaxllm.api.listeners import Listener, Listeners
 from jaxllm.api.metrics import Metric, RequestBooks
 from jaxllm.api.outputs import OutputDelta, RequestOutput
 from jaxllm.api.prompts import Prompt, TokenizedPrompt
@@ -21,27 +20,10 @@ from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.loop import EngineLoop
-from jaxllm.engine.messages import AbortRequests, AddRequest, EngineCall, EngineOutput, EngineReply, EngineStats
-from jaxllm.scheduler.request import RequestUpdate
+from jaxllm.engine.messages import AbortRequests, AddRequest, EngineCall, EngineStats
 from jaxllm.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
 type PauseMode = Literal["abort", "wait", "keep"]
-
-
-class _Listener:
-    """One request's stream, and the event loop and queue on which its updates are awaited.
-
-    `ended` is done when the engine has no more of its samples, whether or not their updates have been read.
-    """
-
-    def __init__(self, stream: RequestStream):
-        self.stream = stream
-        self.num_in_engine = len(stream.sample_ids)
-        self.event_loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[RequestUpdate | Exception] = asyncio.Queue()
-        self.ended: Future[None] = Future()
 
 
 class AsyncLLM:
@@ -71,14 +53,12 @@ class AsyncLLM:
     def _start(self, started: Started) -> None:
         self._built, self._tokenizer = started.built, started.tokenizer
         self._front = Front(started.tokenizer, self._built.engine.limits, started.model_name)
-        self._listeners: dict[str, _Listener] = {}  # by request id
-        self._listener_of: dict[str, _Listener] = {}  # by the ids of samples
-        self._calls: dict[int, Future[EngineReply]] = {}
+        self._listeners = Listeners()
         self._held: list[AddRequest] | None = None  # what came while a pause waits for those that run
-        self._lock = threading.Lock()
+        self._gate = threading.Lock()  # a request is either sent or held, as far as a pause can see
         self._numbers = itertools.count()
         self._is_shut_down = False
-        self._loop = EngineLoop(self._built.engine, self._publish, self._on_death)
+        self._loop = EngineLoop(self._built.engine, self._listeners.publish, self._on_death)
 
     @property
     def limits(self) -> EngineLimits:
@@ -164,15 +144,13 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; whoever iterates over it gets a last output with finish_reason "abort"."""
-        with self._lock:
-            listener = self._listeners.get(request_id)
+        listener = self._listeners.get(request_id)
         if listener is not None:
             self._abort([listener])
 
     async def abort_all(self) -> int:
         """Ends every request that runs or waits, as `abort` does; gives how many those are."""
-        with self._lock:
-            listeners = list(self._listeners.values())
+        listeners = self._listeners.all()
         self._abort(listeners)
         return len(listeners)
 
@@ -189,8 +167,7 @@ class AsyncLLM:
         if mode not in ("abort", "wait", "keep"):
             raise InputError(f"mode must be abort, wait or keep, got {mode!r}")
         if mode == "abort":
-            with self._lock:
-                running = list(self._listeners.values())
+            running = self._listeners.all()
             await self._call("pause", "keep")  # nothing that comes behind this is run
             self._abort(running)
         elif mode == "wait":
@@ -230,7 +207,7 @@ class AsyncLLM:
         """Ends the engine; requests that still run end with EngineDeadError."""
         self._is_shut_down = True
         self._loop.stop()
-        self._fail_all(EngineDeadError("the engine was shut down"))
+        self._listeners.fail_all(EngineDeadError("the engine was shut down"))
         self._built.close()
 
     def _check_alive(self) -> None:
@@ -246,25 +223,15 @@ class AsyncLLM:
         tokenized = self._front.tokenize(prompt)
         params = self._front.check(tokenized, params or SamplingParams())
         request_id = request_id or f"async-{next(self._numbers)}"
-        if request_id in self._listeners:
-            raise InputError(f"request id {request_id!r} belongs to a request that has not ended yet")
+        self._check_unused(request_id)
         return self._front.open(request_id, tokenized, params)
 
     async def _deltas(self, stream: RequestStream, priority: int) -> AsyncGenerator[OutputDelta]:
-        listener = _Listener(stream)
+        listener = Listener(stream)
         prompt = stream.prompt
         add = AddRequest(stream.request_id, prompt.token_ids, stream.params, priority, prompt.cache_salt)
-        with self._lock:
-            self._listeners[stream.request_id] = listener
-            self._listener_of |= dict.fromkeys(stream.sample_ids, listener)
+        self._admit(listener, add)
         try:
-            # Whoever ends the engine tells the listeners of that moment; one who comes later has to look.
-            self._check_alive()
-            with self._lock:
-                if self._held is None:
-                    self._loop.send(add)
-                else:
-                    self._held.append(add)
             while not stream.finished:
                 news = await listener.queue.get()
                 if isinstance(news, Exception):
@@ -278,21 +245,38 @@ class AsyncLLM:
             stream.end("error")
             raise
         finally:
-            with self._lock:
-                self._listeners.pop(stream.request_id, None)
-                for sample_id in stream.sample_ids:
-                    self._listener_of.pop(sample_id, None)
+            with self._gate:
                 if self._held is not None:
                     self._held = [held for held in self._held if held is not add]
             stream.end("abort")  # the reader left: a stream that has ended takes no notice
             if left_over := stream.take_left_over():
                 self._loop.send(AbortRequests(left_over))
-            with self._lock:
-                _settle(listener.ended)
+            self._listeners.remove(listener)
 
-    def _abort(self, listeners: list[_Listener]) -> None:
+    def _admit(self, listener: Listener, add: AddRequest) -> None:
+        """Sends a request, or holds it while a pause waits for those before it."""
+        with self._gate:
+            self._check_unused(add.request_id)
+            self._listeners.add(listener)
+            try:
+                # Whoever ends the engine tells the listeners of that moment; one who comes later has to look.
+                self._check_alive()
+            except EngineDeadError:
+                self._listeners.remove(listener)
+                listener.stream.end("error")
+                raise
+            if self._held is None:
+                self._loop.send(add)
+            else:
+                self._held.append(add)
+
+    def _check_unused(self, request_id: str) -> None:
+        if request_id in self._listeners:
+            raise InputError(f"request id {request_id!r} belongs to a request that has not ended yet")
+
+    def _abort(self, listeners: list[Listener]) -> None:
         """Ends requests; those which the engine has not got yet, too."""
-        with self._lock:
+        with self._gate:
             held = {add.request_id for add in self._held or ()}
             if self._held is not None:
                 names = {listener.stream.request_id for listener in listeners}
@@ -300,9 +284,7 @@ class AsyncLLM:
         in_engine: list[str] = []
         for listener in listeners:
             if listener.stream.request_id in held:
-                _settle(listener.ended)
-                updates = [RequestUpdate(name, finish_reason="abort") for name in listener.stream.sample_ids]
-                _call_soon(listener.event_loop, [(listener, update) for update in updates])
+                self._listeners.abort(listener)
             else:
                 in_engine += listener.stream.sample_ids
         self._loop.send(AbortRequests(tuple(in_engine)))
@@ -311,11 +293,11 @@ class AsyncLLM:
         """Waits for the end of what runs; what comes meanwhile is held back, until `_send_held`."""
         if await self.is_paused():
             raise InputError("generation is paused already, so nothing would end: resume it first, or use mode='abort'")
-        with self._lock:
+        with self._gate:
             if self._held is not None:
                 raise InputError("another call waits for the end of what runs already")
             self._held = []
-            running = [listener.ended for listener in self._listeners.values()]
+            running = [listener.ended for listener in self._listeners.all()]
         try:
             await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(ended)) for ended in running))
         except BaseException:
@@ -323,7 +305,7 @@ class AsyncLLM:
             raise
 
     def _send_held(self) -> None:
-        with self._lock:
+        with self._gate:
             held, self._held = self._held or [], None
             for add in held:
                 self._loop.send(add)
@@ -331,81 +313,19 @@ class AsyncLLM:
     async def _call(self, method: str, *arguments: object) -> Any:
         """Calls a method of the engine between two steps and gives what it returns."""
         call = EngineCall(next(self._numbers), method, arguments)
-        future: Future[EngineReply] = Future()
-        with self._lock:
-            self._calls[call.call_id] = future
+        future = self._listeners.expect_reply(call.call_id)
         try:
             self._check_alive()
             self._loop.send(call)
             reply = await asyncio.wrap_future(future)
         finally:
-            with self._lock:
-                self._calls.pop(call.call_id, None)
+            self._listeners.forget_reply(call.call_id)
         if reply.error is not None:
             raise InputError(reply.error) if reply.is_refusal else RuntimeError(reply.error)
         return reply.value
 
-    def _publish(self, outputs: list[EngineOutput]) -> None:
-        """On the engine's thread: hands each event loop what concerns it of the step in one call."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Listener, RequestUpdate | Exception]]] = {}
-        replies: list[EngineReply] = []
-        with self._lock:
-            for output in outputs:
-                if isinstance(output, EngineReply):
-                    replies.append(output)
-                    continue
-                listener = self._listener_of.get(output.request_id)
-                if listener is None:
-                    continue
-                by_loop.setdefault(listener.event_loop, []).append((listener, output))
-                if output.finish_reason is not None:
-                    listener.num_in_engine -= 1
-                    if listener.num_in_engine == 0:
-                        _settle(listener.ended)
-            waiting = [(self._calls.pop(reply.call_id, None), reply) for reply in replies]
-        for event_loop, deliveries in by_loop.items():
-            _call_soon(event_loop, deliveries)
-        for future, reply in waiting:
-            if future is not None and future.set_running_or_notify_cancel():
-                future.set_result(reply)
-
     def _on_death(self, error: BaseException) -> None:
-        self._fail_all(EngineDeadError(f"the engine died: {type(error).__name__}: {error}"))
-
-    def _fail_all(self, error: Exception) -> None:
-        with self._lock:
-            listeners, calls = list(self._listeners.values()), list(self._calls.values())
-            self._calls.clear()
-            for listener in listeners:
-                _settle(listener.ended, error)
-        for listener in listeners:
-            _call_soon(listener.event_loop, [(listener, error)])
-        for future in calls:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-
-
-def _settle(future: Future[None], error: Exception | None = None) -> None:
-    """Completes a future that may have been completed already."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-
-
-def _call_soon(
-    event_loop: asyncio.AbstractEventLoop, deliveries: list[tuple[_Listener, RequestUpdate | Exception]]
-) -> None:
-    def deliver() -> None:
-        for listener, news in deliveries:
-            listener.queue.put_nowait(news)
-
-    try:
-        event_loop.call_soon_threadsafe(deliver)
-    except RuntimeError:  # that loop is closed, and nobody waits there any more
-        logger.debug("dropped %d update(s) for a closed event loop", len(deliveries))
+        self._listeners.fail_all(EngineDeadError(f"the engine died: {type(error).__name__}: {error}"))
 
 
 __all__ = ["AsyncLLM", "EngineDeadError", "RequestError"]

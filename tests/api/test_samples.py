@@ -127,7 +127,7 @@ def test_leaving_the_iteration_aborts_every_sample(scripted):
             await asyncio.sleep(0.01)
 
     run(leave())
-    assert llm._listeners == llm._listener_of == {}
+    assert len(llm._listeners) == 0
 
 
 def test_an_error_of_one_sample_loses_the_request(scripted, scripted_llm):
