@@ -50,7 +50,8 @@ def choose(llm: LLM, questions: list[Question]) -> list[int]:
     scores = iter(llm.score([question for question, _ in pairs], [choice for _, choice in pairs]))
     chosen = []
     for each in questions:
-        means = [sum(score.logprobs) / len(score.logprobs) for score, _ in zip(scores, each.choices, strict=False)]
+        own = [next(scores) for _ in each.choices]
+        means = [score.total / len(score.logprobs) for score in own]
         chosen.append(max(range(len(means)), key=means.__getitem__))
     return chosen
 

@@ -206,6 +206,7 @@ def _sampling_params(
         ignore_eos=body.ignore_eos,
         skip_special_tokens=body.skip_special_tokens,
         detokenize=detokenize,
+        extra_args=body.vllm_xargs,
         **given,
     )
 

@@ -47,6 +47,7 @@ class GenerationRequest(BaseModel):
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
+    vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args: the parameters of logits processors, by name
     return_tokens_as_token_ids: bool | None = None
 
     @property

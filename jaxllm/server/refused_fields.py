@@ -39,7 +39,6 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (),
     "spaces_between_special_tokens": (True,),
     "logits_processors": ([],),
-    "vllm_xargs": ({},),
     "kv_transfer_params": ({},),
 }
 
