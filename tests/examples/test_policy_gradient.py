@@ -29,7 +29,8 @@ def test_a_step_makes_rewarded_samples_likelier_in_the_engine(example):
                 (tokens[~is_output][: is_output.argmax()].tolist(), tokens[is_output].tolist())
                 for tokens, is_output in zip(rollouts.tokens, rollouts.is_output, strict=True)
             ]
-            return np.asarray([score.total for score in llm.score(*map(list, zip(*pairs, strict=True)))])
+            prompts, continuations = ([pair[i] for pair in pairs] for i in (0, 1))
+            return np.asarray([score.total for score in llm.score(prompts, continuations)])
 
         before = told_by_engine()
         np.testing.assert_allclose(before, rollouts.logprobs.sum(axis=1), atol=2e-3)
