@@ -31,13 +31,14 @@ from jaxllm.models.checkpoint.resolve import open_checkpoint
 from jaxllm.models.checkpoint.safetensors_folder import read_json_object
 from jaxllm.models.checkpoint.source import Checkpoint
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.decoder import Kernels
 from jaxllm.models.family import Family
 from jaxllm.models.forward import Weights, build_program
 from jaxllm.models.hf_config import token_ids
 from jaxllm.models.loader import dummy_weights, load_weights
+from jaxllm.models.read_config import read_config
 from jaxllm.models.registry import find_family
 from jaxllm.models.shapes import find_shape
+from jaxllm.models.step_context import Kernels
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.policy import policy_named
@@ -213,9 +214,10 @@ def _join(
 
 
 def _model_config(args: EngineArgs, source: ModelSource, platform: str) -> ModelConfig:
-    model = source.family.configure(source.hf_config)
+    model = read_config(source.family, source.hf_config)
     if args.max_model_len is not None and args.max_model_len > model.max_position:
         raise InputError(f"max_model_len {args.max_model_len:,} is beyond the model's {model.max_position:,} positions")
+    model = model.at_length(args.max_model_len or model.max_position)
     return dataclasses.replace(model, dtype=_resolve_dtype(args.dtype, model.dtype, platform))
 
 
