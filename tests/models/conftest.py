@@ -19,7 +19,7 @@ from jaxllm.mesh.build import build_mesh
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.family import Family
 from jaxllm.models.forward import build_program, project, rope_tables, run_layers
-from jaxllm.models.loader import load_weights
+from jaxllm.models.loader import check_tensors, load_weights
 from jaxllm.models.registry import find_family
 from jaxllm.models.step_context import Kernels, StepContext
 
@@ -56,10 +56,11 @@ class PromptRunner:
     """One model with its weights; its program is compiled once, since ropes come in as tables."""
 
     def __init__(self, family: Family, cfg: ModelConfig, tensors: Mapping[str, np.ndarray]):
-        self.cfg, program = cfg, build_program(cfg, "scan")
+        self.cfg, self._family, self._checkpoint = cfg, family, Tensors(tensors)
+        program = build_program(cfg, "scan")
         device = SingleDeviceSharding(jax.devices()[0])
         self._weights = load_weights(
-            program, Tensors(tensors), family.pieces(cfg), jnp.dtype("float32"), lambda spec: device, progress=False
+            program, self._checkpoint, family.pieces(cfg), jnp.dtype("float32"), lambda spec: device, progress=False
         )
         kernels = Kernels(*(select(name, platform="cpu") for name in Kernels._fields))
 
@@ -70,6 +71,11 @@ class PromptRunner:
         whole = PartitionSpec()
         mapped = jax.shard_map(logits, mesh=build_mesh(), in_specs=whole, out_specs=whole, check_vma=False)
         self._logits = jax.jit(mapped)
+
+    def take(self, cfg: ModelConfig) -> None:
+        """Goes on with a configuration that has other ropes, or says that it does not fit the weights."""
+        check_tensors(self._checkpoint, self._family.pieces(cfg), cfg.num_layers, cfg.tie_embeddings)
+        self.cfg = cfg
 
     def logits(self, prompt: list[int], length: int = 0) -> np.ndarray:
         """The logits [T, V] of a prompt, in a run whose contexts have at most `length` tokens."""
