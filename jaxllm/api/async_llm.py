@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -86,6 +86,15 @@ class AsyncLLM:
         if self._loop.hanging is not None:
             raise EngineDeadError(f"the engine hangs: {self._loop.hanging}")
 
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """The fields of SamplingParams of which the model's generation_config.json speaks."""
+        return self._built.sampling_defaults
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without sampling_params get."""
+        return SamplingParams(**self.sampling_defaults)
+
     def get_tokenizer(self) -> Tokenizer | None:
         """Gives the tokenizer, or None with skip_tokenizer_init."""
         return self._tokenizer
@@ -105,8 +114,9 @@ class AsyncLLM:
             InputError: the request cannot be accepted.
             RequestError, EngineDeadError: it was lost, with the cause.
         """
-        stream = self._make_stream(prompt, sampling_params, request_id)
-        async with aclosing(self._deltas(stream, sampling_params or SamplingParams(), priority)) as deltas:
+        params = sampling_params or self.get_default_sampling_params()
+        stream = self._make_stream(prompt, params, request_id)
+        async with aclosing(self._deltas(stream, params, priority)) as deltas:
             async for _ in deltas:
                 yield stream.output()
 
@@ -118,8 +128,9 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
         """As `generate`, but yields only what came new: the cost per token does not grow with the length."""
-        stream = self._make_stream(prompt, sampling_params, request_id)
-        async with aclosing(self._deltas(stream, sampling_params or SamplingParams(), priority)) as deltas:
+        params = sampling_params or self.get_default_sampling_params()
+        stream = self._make_stream(prompt, params, request_id)
+        async with aclosing(self._deltas(stream, params, priority)) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -152,10 +163,9 @@ class AsyncLLM:
             raise EngineDeadError("the engine was shut down")
 
     def _make_stream(
-        self, prompt: Prompt | TokenizedPrompt, params: SamplingParams | None, request_id: str | None
+        self, prompt: Prompt | TokenizedPrompt, params: SamplingParams, request_id: str | None
     ) -> RequestStream:
         self.check_health()
-        params = params or SamplingParams()
         tokenized = prompt if isinstance(prompt, TokenizedPrompt) else tokenize_prompt(prompt, self._tokenizer)
         self.limits.check(tokenized.token_ids, params)
         request_id = request_id or f"async-{next(self._numbers)}"

@@ -55,7 +55,7 @@ class LLM:
         ranks = [0] * len(tokenized) if priority is None else list(priority)
         if len(ranks) != len(tokenized):
             raise InputError(f"there are {len(tokenized)} prompts and {len(ranks)} priorities: give one each")
-        return self._run(tokenized, _params_list(sampling_params, len(tokenized)), use_tqdm, ranks)
+        return self._run(tokenized, self._params(sampling_params, len(tokenized)), use_tqdm, ranks)
 
     def chat(
         self,
@@ -77,7 +77,11 @@ class LLM:
         for conversation in conversations:
             text = self._tokenizer.render_chat(conversation, add_generation_prompt, **template_kwargs)  # pyright: ignore[reportArgumentType]
             tokenized.append(TokenizedPrompt(self._tokenizer.encode(text, add_special_tokens=False), text))
-        return self._run(tokenized, _params_list(sampling_params, len(tokenized)), use_tqdm, [0] * len(tokenized))
+        return self._run(tokenized, self._params(sampling_params, len(tokenized)), use_tqdm, [0] * len(tokenized))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without sampling_params get: the defaults of the model's generation_config.json."""
+        return SamplingParams(**self._built.sampling_defaults)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """Gives the tokenizer, or None with skip_tokenizer_init."""
@@ -106,6 +110,9 @@ class LLM:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        return _params_list(self.get_default_sampling_params() if params is None else params, count)
 
     def _run(
         self, prompts: list[TokenizedPrompt], params: list[SamplingParams], use_tqdm: bool, ranks: list[int]
@@ -150,9 +157,7 @@ class LLM:
             raise failure
 
 
-def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
+def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
     if len(params) != count:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from jaxllm.config.engine_args import DTYPES, EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.engine.buckets import Buckets, StepShape, make_buckets
 from jaxllm.engine.engine import Engine, EngineLimits
+from jaxllm.engine.generation_config import choose_generation_config, sampling_defaults
 from jaxllm.engine.input_builder import InputBuilder
 from jaxllm.engine.memory import MemoryPlan, plan_memory, tree_bytes
 from jaxllm.engine.model_runner import ModelRunner
@@ -69,7 +70,10 @@ class StartTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape)."""
+    """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape).
+
+    Both configurations are with the user's changes.
+    """
 
     hf_config: dict[str, Any]
     generation_config: dict[str, Any]
@@ -87,6 +91,7 @@ class BuiltEngine:
     memory: MemoryPlan
     buckets: Buckets
     times: StartTimes
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
 
     def report(self) -> list[tuple[str, str]]:
         """The start-up table: memory, then seconds by phase."""
@@ -116,8 +121,19 @@ def find_model(args: EngineArgs) -> ModelSource:
             raise InputError(f"load_format=gguf, but {checkpoint.path} is a folder of safetensors")
         if args.load_format == "safetensors" and checkpoint.tokenizer_fields() is not None:
             raise InputError(f"load_format=safetensors, but {checkpoint.path} is a GGUF file")
+    hf_config = merge_overrides(hf_config, args.hf_overrides or {})
+    generation_config = choose_generation_config(args, generation_config)
     _, family = find_family(hf_config)
     return ModelSource(hf_config=hf_config, generation_config=generation_config, family=family, checkpoint=checkpoint)
+
+
+def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives config with the keys of overrides; a dictionary is merged into the one that is there."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        is_nested = isinstance(value, Mapping) and isinstance(config.get(key), Mapping)
+        merged[key] = merge_overrides(config[key], value) if is_nested else value
+    return merged
 
 
 def build_engine(
@@ -141,6 +157,7 @@ def build_engine(
     with times.phase("devices"):
         mesh = mesh or build_mesh()
         platform = mesh.devices.flat[0].platform
+    defaults = sampling_defaults(source.generation_config)
     model = _model_config(args, source, platform)
     program = _step_program(args, model, mesh, platform)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
@@ -173,7 +190,15 @@ def build_engine(
             warm_up.result()
     memory = dataclasses.replace(memory, temporaries=max(memory.temporaries, compiler.largest_temporary))
     engine = _join(args, source, model, memory, buckets, runner, max_seqs, max_tokens, eos_token_ids)
-    return BuiltEngine(engine=engine, runner=runner, model=model, memory=memory, buckets=buckets, times=times)
+    return BuiltEngine(
+        engine=engine,
+        runner=runner,
+        model=model,
+        memory=memory,
+        buckets=buckets,
+        times=times,
+        sampling_defaults=defaults,
+    )
 
 
 def _join(
@@ -214,7 +239,7 @@ def _join(
 
 
 def _model_config(args: EngineArgs, source: ModelSource, platform: str) -> ModelConfig:
-    model = read_config(source.family, source.hf_config)
+    model = read_config(source.family, source.hf_config, overridden=frozenset(args.hf_overrides or ()))
     if args.max_model_len is not None and args.max_model_len > model.max_position:
         raise InputError(f"max_model_len {args.max_model_len:,} is beyond the model's {model.max_position:,} positions")
     model = model.at_length(args.max_model_len or model.max_position)

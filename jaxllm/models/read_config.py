@@ -4,6 +4,7 @@ A key that the family does not read is harmless by name, or has the value that t
 is unknown to transformers too; any other is an error.
 """
 
+import difflib
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -63,35 +64,47 @@ class ReadFields(Mapping):
         return len(self._hf)
 
 
-def read_config(family: Family, hf: Mapping) -> ModelConfig:
-    """Reads a config.json with its family.
+def read_config(family: Family, hf: Mapping, overridden: frozenset[str] = frozenset()) -> ModelConfig:
+    """Reads a config.json with its family; `overridden` are the keys that the user changed.
 
     Raises:
-        InputError: a key is missing or has a value that is not built, or one that changes the result would go unread.
+        InputError: a key is missing or has a value that is not built, or one that changes the result would go unread;
+            or nobody knows a key that the user changed.
     """
     fields = ReadFields(hf)
     cfg = family.configure(fields)
-    _check_unread(hf, fields.read | family.harmless)
+    unknown = _check_unread(hf, fields.read | family.harmless)
+    if mistaken := sorted(overridden & unknown):
+        near = difflib.get_close_matches(mistaken[0], fields.read, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"hf_overrides: {_named(hf)} does not read {mistaken[0]!r}{hint}")
+    if unknown:
+        keys = ", ".join(sorted(unknown))
+        logger.info("config.json of %s: ignored %s, which transformers does not know either", _named(hf), keys)
     return cfg
 
 
-def _check_unread(hf: Mapping, read: frozenset[str] | set[str]) -> None:
+def _check_unread(hf: Mapping, read: frozenset[str] | set[str]) -> frozenset[str]:
+    """Gives the keys that nobody knows."""
     unread = {key: value for key, value in hf.items() if key not in read | _HARMLESS and value is not None}
-    named = "/".join(hf.get("architectures") or ["this model"])
     for key in unread.keys() & _REFUSED.keys():
         if unread.pop(key) not in (None, _REFUSED[key]):
-            raise InputError(f"config.json: {key}={hf[key]!r:.80} is not supported for {named}; leave it out")
+            raise InputError(f"config.json: {key}={hf[key]!r:.80} is not supported for {_named(hf)}; leave it out")
     if not unread:
-        return
+        return frozenset()
     defaults = _transformers_defaults(hf.get("model_type"))
-    unknown = [key for key in unread if not hasattr(defaults, key)]
-    for key in sorted(unread.keys() - set(unknown)):
+    unknown = frozenset(key for key in unread if not hasattr(defaults, key))
+    for key in sorted(unread.keys() - unknown):
         if unread[key] != getattr(defaults, key):
+            default = getattr(defaults, key)
             raise InputError(
-                f"config.json: {key}={unread[key]!r:.80} is not supported for {named} (only {getattr(defaults, key)!r})"
+                f"config.json: {key}={unread[key]!r:.80} is not supported for {_named(hf)} (only {default!r})"
             )
-    if unknown:
-        logger.info("config.json of %s: ignored %s, which transformers does not know either", named, ", ".join(unknown))
+    return unknown
+
+
+def _named(hf: Mapping) -> str:
+    return "/".join(hf.get("architectures") or ["this model"])
 
 
 def _transformers_defaults(model_type: str | None) -> object:

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,11 @@ def _checked(
 ) -> PreparedRequest:
     limit, num_prompt = llm.limits.max_model_len, len(prompt.token_ids)
     check_length(num_prompt, asked, asked_as, limit)
-    params = _sampling_params(body, default if asked is None else asked, llm.get_tokenizer() is not None)
+    defaults = dict(llm.sampling_defaults)
+    of_model = defaults.pop("max_tokens", None)
+    if asked is None:
+        asked = default if of_model is None else min(of_model, limit - num_prompt)
+    params = _sampling_params(body, defaults, asked, llm.get_tokenizer() is not None)
     llm.limits.check(prompt.token_ids, params)
     if body.cache_salt is not None:
         if not body.cache_salt:
@@ -172,7 +176,9 @@ def check_length(num_prompt: int, asked: int | None, asked_as: str, limit: int) 
         )
 
 
-def _sampling_params(body: GenerationRequest, max_tokens: int | None, detokenize: bool) -> SamplingParams:
+def _sampling_params(
+    body: GenerationRequest, defaults: Mapping[str, Any], max_tokens: int | None, detokenize: bool
+) -> SamplingParams:
     given = {
         name: value
         for name in ("temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids")
@@ -184,5 +190,5 @@ def _sampling_params(body: GenerationRequest, max_tokens: int | None, detokenize
         ignore_eos=body.ignore_eos,
         skip_special_tokens=body.skip_special_tokens,
         detokenize=detokenize,
-        **given,
+        **{**defaults, **given},
     )

@@ -77,3 +77,10 @@ def test_what_transformers_handles_outside_the_configuration_is_refused(hf, key,
     with pytest.raises(InputError, match=f"config.json: {key}=.* is not supported for LlamaForCausalLM; leave it out"):
         read_config(llama.FAMILY, hf | {key: value})
     assert read_config(llama.FAMILY, hf | {key: None})
+
+
+def test_an_override_that_nobody_reads_is_refused_with_the_nearest_key(hf):
+    with pytest.raises(InputError) as raised:
+        read_config(llama.FAMILY, hf | {"rope_teta": 5.0}, overridden=frozenset({"rope_teta"}))
+    assert str(raised.value) == "hf_overrides: LlamaForCausalLM does not read 'rope_teta'; did you mean 'rope_theta'?"
+    assert read_config(llama.FAMILY, hf | {"rope_theta": 5.0}, overridden=frozenset({"rope_theta"}))
