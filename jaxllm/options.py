@@ -182,6 +182,17 @@ def parse_size(text: str) -> int:
     )
 
 
+def parse_json_object(text: str) -> dict[str, Any]:
+    """Reads a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no JSON object: write it as '{{\"key\": value}}'")
+    return value
+
+
 def parse_size_or_auto(text: str) -> int | None:
     """Reads a size; `auto` leaves the choice to the engine."""
     return None if text == "auto" else parse_size(text)
@@ -215,6 +226,8 @@ def _add(group: Any, name: str, kind: Any, help: str) -> None:
         settings["action"] = argparse.BooleanOptionalAction
     elif typing.get_origin(kind) is tuple:
         settings |= {"action": _Names, "nargs": "+", "metavar": "NAME"}
+    elif typing.get_origin(plain) is Mapping:
+        settings |= {"type": parse_json_object, "metavar": "JSON"}
     elif plain is int:
         settings |= {"type": parse_size_or_auto if is_optional else parse_size, "metavar": "SIZE"}
     elif plain is float:

@@ -23,6 +23,7 @@ VERSIONS: dict[str, tuple[Version, ...]] = {
     "kv_write": (Version("reference", "jaxllm.kernels.kv_write.reference"),),
     "apply_rope": (Version("reference", "jaxllm.kernels.rope.reference"),),
     "rms_norm": (Version("reference", "jaxllm.kernels.rms_norm.reference"),),
+    "layer_norm": (Version("reference", "jaxllm.kernels.layer_norm.reference"),),
 }
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -85,6 +85,15 @@ class AsyncLLM:
         if self._loop.hanging is not None:
             raise EngineDeadError(f"the engine hangs: {self._loop.hanging}")
 
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """The fields of SamplingParams of which the model's generation_config.json speaks."""
+        return self._built.sampling_defaults
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without sampling_params get."""
+        return SamplingParams(**self.sampling_defaults)
+
     def get_tokenizer(self) -> Tokenizer | None:
         """Gives the tokenizer, or None with skip_tokenizer_init."""
         return self._tokenizer
@@ -120,7 +129,7 @@ class AsyncLLM:
             RequestError, EngineDeadError: it was lost, with the cause.
         """
         refuse_lora(lora_request)
-        stream = self._make_stream(prompt, sampling_params, request_id)
+        stream = self._make_stream(prompt, sampling_params or self.get_default_sampling_params(), request_id)
         kind = stream.params.output_kind
         async with aclosing(self._deltas(stream, priority)) as deltas:
             async for delta in deltas:
@@ -137,7 +146,7 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncGenerator[OutputDelta]:
         """As `generate`, but yields only what came new: the cost per token does not grow with the length."""
-        stream = self._make_stream(prompt, sampling_params, request_id)
+        stream = self._make_stream(prompt, sampling_params or self.get_default_sampling_params(), request_id)
         async with aclosing(self._deltas(stream, priority)) as deltas:
             async for delta in deltas:
                 yield delta
@@ -217,11 +226,11 @@ class AsyncLLM:
             raise EngineDeadError("the engine was shut down")
 
     def _make_stream(
-        self, prompt: Prompt | TokenizedPrompt, params: SamplingParams | None, request_id: str | None
+        self, prompt: Prompt | TokenizedPrompt, params: SamplingParams, request_id: str | None
     ) -> RequestStream:
         self.check_health()
         tokenized = self._front.tokenize(prompt)
-        params = self._front.check(tokenized, params or SamplingParams())
+        params = self._front.check(tokenized, params)
         request_id = request_id or f"async-{next(self._numbers)}"
         self._check_unused(request_id)
         return self._front.open(request_id, tokenized, params)

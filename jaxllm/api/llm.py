@@ -196,6 +196,10 @@ class LLM:
                 scores += [stream.score for stream in streams]
         return scores
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without sampling_params get: the defaults of the model's generation_config.json."""
+        return SamplingParams(**self._built.sampling_defaults)
+
     def get_tokenizer(self) -> Tokenizer | None:
         """Gives the tokenizer, or None with skip_tokenizer_init."""
         return self._tokenizer
@@ -292,7 +296,7 @@ class LLM:
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         with self._turn:
-            streams = self._open("generate", prompts, _params_list(params, len(prompts)))
+            streams = self._open("generate", prompts, self._params(params, len(prompts)))
             with progress(use_tqdm, len(streams), "generating") as bar:
                 self._run(streams, bar, _priorities(priority, len(prompts)))
             return [stream.output() for stream in streams]
@@ -301,10 +305,17 @@ class LLM:
         self, prompts: list[TokenizedPrompt], params: Params, priority: int | Sequence[int] | None
     ) -> list[str]:
         with self._turn:
-            streams = self._open("enqueued", prompts, _params_list(params, len(prompts)))
+            streams = self._open("enqueued", prompts, self._params(params, len(prompts)))
             self._add(streams, _priorities(priority, len(prompts)))
             self._enqueued += streams
             return [stream.request_id for stream in streams]
+
+    def _params(self, params: Params, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [self.get_default_sampling_params() if params is None else params] * count
+        if len(params) != count:
+            raise InputError(f"there are {count} prompts and {len(params)} sampling_params: give one, or one each")
+        return list(params)
 
     def _open(self, kind: str, prompts: list[TokenizedPrompt], params: list[SamplingParams]) -> list[RequestStream]:
         """Begins to follow requests, all of which can be accepted."""
@@ -334,16 +345,6 @@ class LLM:
 
     def _next_id(self, kind: str) -> str:
         return f"{kind}-{next(self._numbers)}"
-
-
-def _params_list(params: Params, count: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise InputError(f"there are {count} prompts and {len(params)} sampling_params: give one, or one each")
-    return list(params)
 
 
 def _priorities(priority: int | Sequence[int] | None, count: int) -> list[int]:

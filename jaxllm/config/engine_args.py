@@ -40,9 +40,6 @@ NOT_BUILT: dict[str, object] = {
     "reasoning_parser": None,
     "tool_call_parser": None,
     "enable_auto_tool_choice": False,
-    "hf_overrides": None,
-    "generation_config": "auto",
-    "override_generation_config": None,
     "cpu_offload_gb": 0,
     "kv_transfer_config": None,
     "enable_sleep_mode": False,
@@ -75,6 +72,11 @@ class EngineArgs:
     revision: str | None = flag(None, "branch, tag or commit of a hub id")
     download_dir: str | None = flag(None, "where hub downloads are kept")
     hf_token: str | None = flag(None, "token for gated hub models")
+    hf_overrides: Mapping[str, Any] | None = flag(None, "JSON object merged into the model's config.json")
+    generation_config: str = flag(
+        "auto", "sampling defaults: auto (the model's generation_config.json), vllm (none), or a folder or file"
+    )
+    override_generation_config: Mapping[str, Any] | None = flag(None, "JSON object merged into the generation config")
     load_format: str = flag("auto", "auto, safetensors, gguf, or dummy (random weights in the real shapes)")
     use_tqdm_on_load: bool = flag(True, "progress bar while loading")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16; auto is float32 on a CPU")
@@ -108,6 +110,9 @@ class EngineArgs:
             raise InputError(f"logprobs_mode={self.logprobs_mode!r} is not known; choose one of {known}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InputError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        for name in ("hf_overrides", "override_generation_config"):
+            if not isinstance(getattr(self, name), dict | None):
+                raise InputError(f"{name} must be a dictionary, got {getattr(self, name)!r:.80}")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from jaxllm.config.errors import InputError
 from jaxllm.config.logits_processor import load_processors
 from jaxllm.engine.buckets import Buckets, StepShape, make_buckets
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.generation_config import choose_generation_config, sampling_defaults
 from jaxllm.engine.input_builder import InputBuilder
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.memory import MemoryPlan, plan_memory, tree_bytes
@@ -42,13 +43,14 @@ from jaxllm.models.checkpoint.resolve import open_checkpoint
 from jaxllm.models.checkpoint.safetensors_folder import read_json_object
 from jaxllm.models.checkpoint.source import Checkpoint
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.decoder import Kernels
 from jaxllm.models.family import Family
 from jaxllm.models.forward import Weights, build_program
 from jaxllm.models.hf_config import token_ids
 from jaxllm.models.loader import dummy_weights, load_weights
+from jaxllm.models.read_config import read_config
 from jaxllm.models.registry import find_family
 from jaxllm.models.shapes import find_shape
+from jaxllm.models.step_context import Kernels
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.policy import policy_named
@@ -79,7 +81,10 @@ class StartTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape)."""
+    """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape).
+
+    Both configurations are with the user's changes.
+    """
 
     hf_config: dict[str, Any]
     generation_config: dict[str, Any]
@@ -97,6 +102,7 @@ class BuiltEngine:
     memory: MemoryPlan
     buckets: Buckets
     times: StartTimes
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
 
     def report(self) -> list[tuple[str, str]]:
         """The start-up table: memory, then seconds by phase."""
@@ -126,8 +132,19 @@ def find_model(args: EngineArgs) -> ModelSource:
             raise InputError(f"load_format=gguf, but {checkpoint.path} is a folder of safetensors")
         if args.load_format == "safetensors" and checkpoint.tokenizer_fields() is not None:
             raise InputError(f"load_format=safetensors, but {checkpoint.path} is a GGUF file")
+    hf_config = merge_overrides(hf_config, args.hf_overrides or {})
+    generation_config = choose_generation_config(args, generation_config)
     _, family = find_family(hf_config)
     return ModelSource(hf_config=hf_config, generation_config=generation_config, family=family, checkpoint=checkpoint)
+
+
+def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives config with the keys of overrides; a dictionary is merged into the one that is there."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        is_nested = isinstance(value, Mapping) and isinstance(config.get(key), Mapping)
+        merged[key] = merge_overrides(config[key], value) if is_nested else value
+    return merged
 
 
 def build_engine(
@@ -151,6 +168,7 @@ def build_engine(
     with times.phase("devices"):
         mesh = mesh or build_mesh()
         platform = mesh.devices.flat[0].platform
+    defaults = sampling_defaults(source.generation_config)
     model = _model_config(args, source, platform)
     program = _step_program(args, model, mesh, platform)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
@@ -184,7 +202,15 @@ def build_engine(
             warm_up.result()
     memory = dataclasses.replace(memory, temporaries=max(memory.temporaries, compiler.largest_temporary))
     engine = _join(args, source, model, memory, buckets, runner, settings, max_seqs, max_tokens, eos_token_ids)
-    return BuiltEngine(engine=engine, runner=runner, model=model, memory=memory, buckets=buckets, times=times)
+    return BuiltEngine(
+        engine=engine,
+        runner=runner,
+        model=model,
+        memory=memory,
+        buckets=buckets,
+        times=times,
+        sampling_defaults=defaults,
+    )
 
 
 def _join(
@@ -236,9 +262,10 @@ def _join(
 
 
 def _model_config(args: EngineArgs, source: ModelSource, platform: str) -> ModelConfig:
-    model = source.family.configure(source.hf_config)
+    model = read_config(source.family, source.hf_config, overridden=frozenset(args.hf_overrides or ()))
     if args.max_model_len is not None and args.max_model_len > model.max_position:
         raise InputError(f"max_model_len {args.max_model_len:,} is beyond the model's {model.max_position:,} positions")
+    model = model.at_length(args.max_model_len or model.max_position)
     return dataclasses.replace(model, dtype=_resolve_dtype(args.dtype, model.dtype, platform))
 
 

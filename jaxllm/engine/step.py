@@ -11,8 +11,8 @@ from jaxllm.engine.buckets import StepShape
 from jaxllm.engine.step_inputs import StepInputs, unpack
 from jaxllm.kernels.sampling.reference import greedy
 from jaxllm.mesh.axes import AxisRules
-from jaxllm.models.decoder import Kernels, StepContext
 from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
+from jaxllm.models.step_context import Kernels, StepContext
 
 
 class RowState[A](NamedTuple):

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +147,13 @@ def _checked(
         raise ApiError("prompt_logprobs are not told in a stream: leave out stream", param="prompt_logprobs")
     is_echo = isinstance(body, CompletionRequest) and body.echo
     drops_output = is_echo and asked == 0
-    asked = default if asked is None else asked or int(drops_output)
-    params = _sampling_params(body, asked, is_echo, llm.get_tokenizer() is not None)
+    defaults = dict(llm.sampling_defaults)
+    of_model = defaults.pop("max_tokens", None)
+    if asked is None:
+        asked = default if of_model is None else min(of_model, limit - num_prompt)
+    if asked == 0:
+        asked = int(drops_output)
+    params = _sampling_params(body, defaults, asked, is_echo, llm.get_tokenizer() is not None)
     params = llm.check_request(prompt, params)
     if body.cache_salt is not None:
         if not body.cache_salt:
@@ -194,7 +199,7 @@ def check_length(num_prompt: int, asked: int | None, asked_as: str, limit: int) 
 
 
 def _sampling_params(
-    body: GenerationRequest, max_tokens: int | None, is_echo: bool, detokenize: bool
+    body: GenerationRequest, defaults: Mapping[str, Any], max_tokens: int | None, is_echo: bool, detokenize: bool
 ) -> SamplingParams:
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     if is_echo and body.prompt_logprobs is None:
@@ -207,7 +212,7 @@ def _sampling_params(
         skip_special_tokens=body.skip_special_tokens,
         detokenize=detokenize,
         extra_args=body.vllm_xargs,
-        **given,
+        **{**defaults, **given},
     )
 
 

@@ -33,7 +33,11 @@ class LocalModel:
         if tokenizer is None:
             raise InputError("chat needs a tokenizer, and skip_tokenizer_init is set")
         ids = tokenizer.apply_chat_template(messages)
-        self._answer({"prompt_token_ids": ids}, SamplingParams(**{"max_tokens": None, **self._sampling}), write)
+        self._answer(
+            {"prompt_token_ids": ids},
+            SamplingParams(**{"max_tokens": None, **self._llm.sampling_defaults, **self._sampling}),
+            write,
+        )
 
     def complete(self, prompt: str, write: Write) -> None:
         """Continues a text.
@@ -41,7 +45,7 @@ class LocalModel:
         Raises:
             InputError: the text is too long.
         """
-        self._answer(prompt, SamplingParams(**self._sampling), write)
+        self._answer(prompt, SamplingParams(**{**self._llm.sampling_defaults, **self._sampling}), write)
 
     def close(self) -> None:
         self._loop.close()
