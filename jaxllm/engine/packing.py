@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+ALIGNMENT = 4  # words
+
 
 class FieldShape(NamedTuple):
     """The dimensions and the 32-bit type of one field."""
@@ -23,7 +25,7 @@ class FieldShape(NamedTuple):
 
 def packed_size(fields: Iterable[FieldShape]) -> int:
     """The number of 32-bit words of the packed array."""
-    return sum(math.prod(dims) for dims, _ in fields)
+    return sum(_aligned(math.prod(dims)) for dims, _ in fields)
 
 
 def host_views(packed: np.ndarray, fields: Iterable[FieldShape]) -> list[np.ndarray]:
@@ -43,4 +45,8 @@ def _cuts(fields: Iterable[FieldShape]) -> Iterator[tuple[int, int, tuple[int, .
     for dims, dtype in fields:
         stop = start + math.prod(dims)
         yield start, stop, dims, dtype
-        start = stop
+        start += _aligned(stop - start)
+
+
+def _aligned(num_words: int) -> int:
+    return -(-num_words // ALIGNMENT) * ALIGNMENT

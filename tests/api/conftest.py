@@ -148,7 +148,7 @@ def _chars_by_byte() -> list[str]:
 
 
 def started(engine: ScriptedEngine, tokenizer: Tokenizer | None) -> Started:
-    built = SimpleNamespace(engine=engine, report=list, close=engine.close)
+    built = SimpleNamespace(sampling_defaults={}, engine=engine, report=list, close=engine.close)
     return Started(cast(Any, built), tokenizer, "scripted")
 
 

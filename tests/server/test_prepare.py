@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.engine import EngineLimits
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.server.errors import ApiError
 from jaxllm.server.prepare import _encode, check_length, prepare_completions, split_prompts
 from jaxllm.server.protocol import CompletionRequest
@@ -45,7 +45,10 @@ def test_a_long_text_is_tokenized_beside_the_event_loop(tokenizer):
 def prepared(sampling_defaults: dict[str, Any], **body: Any):
     limits = EngineLimits(vocab_size=100, max_model_len=64, eos_token_ids=(2,))
     llm: Any = SimpleNamespace(
-        limits=limits, sampling_defaults=sampling_defaults, get_tokenizer=lambda: SimpleNamespace()
+        limits=limits,
+        sampling_defaults=sampling_defaults,
+        get_tokenizer=lambda: SimpleNamespace(),
+        check_request=lambda prompt, params: params,
     )
     (request,) = asyncio.run(prepare_completions(llm, CompletionRequest(prompt=[3, 4, 5, 6], **body)))
     return request.params
