@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.paged_attention import triton_decode, triton_prefill
-from jaxllm.kernels.paged_attention.tuning import decode_config, prefill_config
+from jaxllm.kernels.paged_attention.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
 from jaxllm.kernels.paged_attention.work_list import list_chunks, list_tiles
 
 
@@ -23,14 +23,34 @@ def paged_attention(
     window: int | Int[Array, ""] | None = None,
     softcap: float | None = None,
 ) -> Float[Array, "T N H"]:
-    """Causal attention of each request's new tokens over its own context; see the reference.
+    """Causal attention of each request's new tokens over its own context; see the reference."""
+    few, many = decode_config(query.shape[2], query.dtype), prefill_config(query.shape[2], query.dtype)
+    return attend(
+        few, many, query, kv_cache, layer, block_table, query_start, context_len, scale, window=window, softcap=softcap
+    )
+
+
+def attend(
+    few: DecodeConfig,
+    many: PrefillConfig,
+    query: Float[Array, "T N H"],
+    kv_cache: Float[Array, "L P 2 K C H"],
+    layer: int | Int[Array, ""],
+    block_table: Int[Array, "B M"],
+    query_start: Int[Array, " B+1"],
+    context_len: Int[Array, " B"],
+    scale: float,
+    *,
+    window: int | Int[Array, ""] | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "T N H"]:
+    """The same with the constants for few and for many new tokens given.
 
     In a mixed batch (T != B) the tiles are computed first, and the chunks add their rows to the same array.
     """
-    T, N, H = query.shape
+    T, N, _ = query.shape
     K, C = kv_cache.shape[3:5]
     B, M = block_table.shape
-    few, many = decode_config(H, query.dtype), prefill_config(H, query.dtype)
     is_decode = T == B
     max_new = 1 if is_decode else max(1, triton_decode.MIN_ROWS * K // N)
     chunks = list_chunks(

@@ -52,7 +52,7 @@ def list_chunks(
     units_B = _ceil(span_B, unit)
     count_B = jnp.ones_like(units_B)
     if num_extra:
-        chunk = jnp.maximum(_ceil(_ceil(span_B.sum(), num_extra), unit), min_chunk // unit)
+        chunk = jnp.maximum(_ceil(_ceil(span_B.sum(), num_extra), unit), max(1, min_chunk // unit))
         count_B = jnp.maximum(_ceil(units_B, chunk), 1)
     length_B = _ceil(units_B, count_B)  # in units, the same for all chunks of a request but the last
     count_B = jnp.where(taken_B, jnp.maximum(_ceil(units_B, jnp.maximum(length_B, 1)), 1), 0)

@@ -139,25 +139,25 @@ def rope_kv_write(
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L P 2 K C H"]]:
     """Gives the queries and the cache with each token's key and value at (layer, block, offset); see the reference."""
     return turn_and_write(
-        kv_cache, layer, qkv, cos, sin, block, offset, bias, q_norm, k_norm, eps, norm_offset, RopeConfig()
+        RopeConfig(), kv_cache, layer, qkv, cos, sin, block, offset, bias, q_norm, k_norm, eps, norm_offset
     )
 
 
 def turn_and_write(
-    kv_cache,
-    layer,
-    qkv,
-    cos,
-    sin,
-    block,
-    offset,
-    bias,
-    q_norm,
-    k_norm,
-    eps: float,
-    norm_offset: float,
     config: RopeConfig,
-) -> tuple[jax.Array, jax.Array]:
+    kv_cache: Float[Array, "L P 2 K C H"],
+    layer: int | Int[Array, ""],
+    qkv: Float[Array, "T K J H"],
+    cos: Float[Array, "T R"],
+    sin: Float[Array, "T R"],
+    block: Int[Array, " T"],
+    offset: Int[Array, " T"],
+    bias: Float[Array, "K J H"] | None = None,
+    q_norm: Float[Array, " H"] | None = None,
+    k_norm: Float[Array, " H"] | None = None,
+    eps: float = 0.0,
+    norm_offset: float = 0.0,
+) -> tuple[Float[Array, "T N H"], Float[Array, "L P 2 K C H"]]:
     """The same with the kernel's constants given."""
     T, K, J, H = qkv.shape
     P, _, _, C = kv_cache.shape[1:5]
