@@ -80,6 +80,7 @@ def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, co
             input_output_aliases=aliases,
             num_warps=num_warps,
             num_stages=num_stages,
+            backend_options={"enable_fp_fusion": True},  # newer Tritons do not by themselves
             **constants,
         )
     )
