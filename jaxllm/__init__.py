@@ -6,17 +6,51 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxllm.api.async_llm import AsyncLLM
     from jaxllm.api.llm import LLM
-    from jaxllm.api.outputs import CompletionOutput, RequestOutput
-    from jaxllm.config.sampling_params import SamplingParams
+    from jaxllm.api.logprobs import FlatLogprobs, Logprob
+    from jaxllm.api.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        ContinuationScore,
+        OutputDelta,
+        RequestOutput,
+    )
+    from jaxllm.config.logits_processor import LogitsProcessor
+    from jaxllm.config.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "ContinuationScore",
+    "FlatLogprobs",
+    "LogitsProcessor",
+    "Logprob",
+    "OutputDelta",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "jaxllm.api.llm",
     "AsyncLLM": "jaxllm.api.async_llm",
+    "BeamSearchOutput": "jaxllm.api.outputs",
+    "BeamSearchSequence": "jaxllm.api.outputs",
     "CompletionOutput": "jaxllm.api.outputs",
+    "ContinuationScore": "jaxllm.api.outputs",
+    "FlatLogprobs": "jaxllm.api.logprobs",
+    "Logprob": "jaxllm.api.logprobs",
+    "OutputDelta": "jaxllm.api.outputs",
     "RequestOutput": "jaxllm.api.outputs",
+    "BeamSearchParams": "jaxllm.config.sampling_params",
+    "LogitsProcessor": "jaxllm.config.logits_processor",
+    "RequestOutputKind": "jaxllm.config.sampling_params",
     "SamplingParams": "jaxllm.config.sampling_params",
 }
 

@@ -4,6 +4,7 @@ argparse, since `--help` takes a tenth of a second with it (Typer: 0.7 s) and si
 """
 
 import dataclasses
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,62 +15,110 @@ from jaxllm.config.engine_args import DEFAULT_MODEL, NOT_BUILT, EngineArgs, engi
 from jaxllm.config.errors import InputError
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs, refuse_not_built_in_server
 from jaxllm.environment import prepare_environment
-from jaxllm.options import OptionParser, add_hidden_options, add_options, name_flags
+from jaxllm.options import (
+    POSITIONAL,
+    OptionParser,
+    add_hidden_options,
+    add_model_argument,
+    add_options,
+    name_flags,
+    with_model,
+)
 
 USAGE_ERROR = 2
 INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
+BROKEN_PIPE = 141  # likewise SIGPIPE
 
 _ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineArgs))
 _SERVER_FIELDS = frozenset(field.name for field in dataclasses.fields(ServerArgs))
 _REFUSED = {**NOT_BUILT, **NOT_BUILT_IN_SERVER}
-_FLAGS = _ENGINE_FIELDS | _SERVER_FIELDS | _REFUSED.keys()
 
 
 class Command(NamedTuple):
-    """What follows `jaxllm`: one line about it, its flags, and what it does with their values."""
+    """What follows `jaxllm`: one line about it, what may stand behind it, its flags, and what it does with them.
+
+    `own` names the groups of flags that a plain --help shows in full.
+    """
 
     help: str
+    usage: str
     add_flags: Callable[[OptionParser], None]
     run: Callable[[dict[str, Any]], int]
+    own: tuple[str, ...] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; a user's mistake is one line on stderr and exit code 2."""
     try:
-        sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # whoever read what we print has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BROKEN_PIPE)
     except InputError as error:
-        _fail(name_flags(" ".join(str(error).split()), _FLAGS))
+        _fail(" ".join(str(error).split()))
     except KeyboardInterrupt:
         print("jaxllm: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
 def _run(arguments: Sequence[str]) -> int:
-    name = arguments[0] if arguments else "--help"
-    if name in ("-h", "--help"):
+    first = arguments[0] if arguments else "--help"
+    if first in ("-h", "--help"):
         print(_overview())
         return 0
-    if name in ("-V", "--version"):
+    if first in ("-V", "--version"):
         print(f"jaxllm {__version__}")
         return 0
-    if name not in COMMANDS:
-        raise InputError(f"there is no command {name!r}; there are: {', '.join(COMMANDS)}")
+    name = _command_name(arguments)
+    if name not in COMMANDS:  # the first word of a command of two
+        print(_overview(name))
+        return 0
     command = COMMANDS[name]
-    parser = OptionParser(prog=f"jaxllm {name}", description=command.help, usage=f"jaxllm {name} [flags] ...")
+    parser = OptionParser(
+        prog=f"jaxllm {name}", description=command.help, usage=f"jaxllm {name} {command.usage}".strip(), own=command.own
+    )
     command.add_flags(parser)
-    return command.run(parser.parse(arguments[1:]))
+    try:
+        return command.run(parser.parse(arguments[len(name.split()) :]))
+    except InputError as error:
+        raise InputError(name_flags(str(error), parser.names())) from None
 
 
-def _overview() -> str:
-    commands = "\n".join(f"  {name:8}{command.help}" for name, command in COMMANDS.items())
-    return f"usage: jaxllm COMMAND [flags]\n\n{commands}\n\njaxllm COMMAND --help names a command's flags."
+def _command_name(arguments: Sequence[str]) -> str:
+    """Gives the command of one or two words that the arguments start with, or a first word that asks what may follow.
+
+    Raises:
+        InputError: there is no such command.
+    """
+    first, second = arguments[0], arguments[1] if len(arguments) > 1 else "--help"
+    if first in COMMANDS:
+        return first
+    following = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
+    if second in following:
+        return f"{first} {second}"
+    if not following:
+        names = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
+        raise InputError(f"there is no command {first!r}; there are: {', '.join(names)}")
+    if second not in ("-h", "--help"):
+        raise InputError(f"there is no command '{first} {second}'; there are: {', '.join(following)}")
+    return first
+
+
+def _overview(first: str = "") -> str:
+    """Lists the commands, or those that start with a word."""
+    shown = {name: command for name, command in COMMANDS.items() if name.startswith(first)}
+    width = max(map(len, shown)) + 2
+    commands = "\n".join(f"  {name:{width}}{command.help}" for name, command in shown.items())
+    usage = f"usage: jaxllm {first or 'COMMAND'} {'COMMAND ' if first else ''}[--config FILE] [flags]"
+    return f"{usage}\n\n{commands}\n\njaxllm COMMAND --help names a command's flags."
 
 
 def _add_serve_flags(parser: OptionParser) -> None:
-    parser.usage = "jaxllm serve [MODEL] [flags]"
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
-    add_options(parser, EngineArgs, "engine")
-    add_options(parser, ServerArgs, "server")
+    add_model_argument(parser)
+    add_options(parser, EngineArgs, "EngineConfig", grouped=True)
+    add_options(parser, ServerArgs, "Frontend")
     add_hidden_options(parser, _REFUSED)
 
 
@@ -87,10 +136,7 @@ def serve_args(values: Mapping[str, Any]) -> tuple[EngineArgs, ServerArgs]:
     Raises:
         InputError: a value out of range, two models, or a flag whose feature is not built yet.
     """
-    given = dict(values)
-    positional = given.pop("positional_model", None)
-    if positional is not None and given.setdefault("model", positional) != positional:
-        raise InputError(f"two models are given, {positional!r} and model={given['model']!r}: keep one")
+    given = with_model(values)
     for name in given.keys() & NOT_BUILT_IN_SERVER.keys():
         refuse_not_built_in_server(name, given[name])
     engine = engine_args({name: given[name] for name in given.keys() & (_ENGINE_FIELDS | NOT_BUILT.keys())})
@@ -102,8 +148,43 @@ def _fail(message: str) -> NoReturn:
     sys.exit(USAGE_ERROR)
 
 
+def _found_in(module: str, help: str, usage: str, own: tuple[str, ...]) -> Command:
+    """A command whose module is imported when it is called: its `add_flags` must not need jax, its `run` may."""
+
+    def add_flags(parser: OptionParser) -> None:
+        importlib.import_module(module).add_flags(parser)
+
+    def run(values: dict[str, Any]) -> int:
+        return importlib.import_module(module).run(values)
+
+    return Command(help, usage, add_flags, run, own)
+
+
 COMMANDS = {
     "serve": Command(
-        f"serve a model over HTTP with OpenAI's API ({DEFAULT_MODEL} unless you name one)", _add_serve_flags, _serve
+        f"serve a model over HTTP with OpenAI's API ({DEFAULT_MODEL} unless you name one)",
+        "[MODEL] [flags]",
+        _add_serve_flags,
+        _serve,
+        (POSITIONAL,),
     ),
+    "chat": _found_in(
+        "jaxllm.terminal.chat",
+        "talk to a model, in this process or on a server",
+        "[MODEL] [flags]",
+        (POSITIONAL, "chat"),
+    ),
+    "complete": _found_in(
+        "jaxllm.terminal.complete",
+        "continue texts, in this process or on a server",
+        "[MODEL] [flags]",
+        (POSITIONAL, "complete"),
+    ),
+    "bench throughput": _found_in(
+        "jaxllm.bench.throughput", "measure many requests sent at once", "[flags]", ("bench throughput",)
+    ),
+    "bench latency": _found_in(
+        "jaxllm.bench.latency", "measure one batch of requests, again and again", "[flags]", ("bench latency",)
+    ),
+    "collect-env": _found_in("jaxllm.terminal.collect_env", "say what a report of a defect should say", "", ()),
 }

@@ -40,6 +40,7 @@ VERSIONS: dict[str, tuple[Version, ...]] = {
     "rope_kv_write": (_triton("rope_kv_write"), Version("reference", "jaxllm.kernels.rope_kv_write.reference")),
     "apply_rope": (Version("reference", "jaxllm.kernels.rope.reference"),),
     "rms_norm": (Version("reference", "jaxllm.kernels.rms_norm.reference"),),
+    "layer_norm": (Version("reference", "jaxllm.kernels.layer_norm.reference"),),
 }
 
 

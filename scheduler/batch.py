@@ -26,6 +26,7 @@ class ScheduledBatch:
     step: int  # counts up from 1
     copies: tuple[tuple[int, int], ...] = ()  # blocks (source, destination), to copy in all layers before the step
     num_recomputed: int = 0  # of its tokens, those that are computed once more
+    admitted: tuple[Request, ...] = ()  # from waiting, for the first time or again
 
     @property
     def num_tokens(self) -> int:
@@ -41,6 +42,7 @@ class StepDraft:
     items: list[Scheduled] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
     num_recomputed: int = 0
     ran_short: bool = False  # blocks did not do for the running requests, so nobody new is admitted
 

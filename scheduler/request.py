@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from jaxllm.scheduler.record import record
 
@@ -54,6 +54,7 @@ class Request:
     num_cached_tokens: int = 0  # the same of its first admission: what its user is told
     num_remembered: int = 0  # blocks, from the first on, that it found in the prefix cache or has entered into it
     block_hashes: list[bytes] = field(default_factory=list)
+    first_scheduled_time: float | None = None  # set by the engine, on the clock of arrival_time
     order: int = 0  # its place among all that ever came
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -137,3 +138,5 @@ class RequestUpdate:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    first_scheduled_time: float | None = None
+    scores: Any = None  # what the engine adds to it; never looked at here

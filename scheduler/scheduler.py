@@ -118,7 +118,12 @@ class Scheduler:
             return None
         self._last_scheduled += 1
         return ScheduledBatch(
-            tuple(draft.items), tuple(draft.preempted), self._last_scheduled, tuple(draft.copies), draft.num_recomputed
+            tuple(draft.items),
+            tuple(draft.preempted),
+            self._last_scheduled,
+            tuple(draft.copies),
+            draft.num_recomputed,
+            tuple(draft.admitted),
         )
 
     def update(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[RequestUpdate]:
@@ -156,6 +161,8 @@ class Scheduler:
             update.num_prompt_tokens = request.num_prompt
             update.num_output_tokens = num_output
             update.num_cached_tokens = request.num_cached_tokens
+            update.first_scheduled_time = request.first_scheduled_time
+            update.scores = None
             updates.append(update)
         return updates
 
@@ -308,4 +315,5 @@ class Scheduler:
             num_prompt_tokens=request.num_prompt,
             num_output_tokens=len(request.output_ids),
             num_cached_tokens=request.num_cached_tokens,
+            first_scheduled_time=request.first_scheduled_time,
         )

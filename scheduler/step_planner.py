@@ -119,6 +119,7 @@ class StepPlanner:
             if not kv.admit(request, prefix, start + count, room_to_return(request, kv.pool.block_size)):
                 break
             row = roster.start(request)
+            draft.admitted.append(request)
             draft.items.append(Scheduled(request, row, start, count, count == pending))
             draft.copies += kv.copies(request, prefix)
             self._count_found(request, prefix)

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxllm.bench.args import LatencyArgs, ThroughputArgs
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
+from jaxllm.terminal.args import ChatArgs, CompleteArgs
 
 PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
 
@@ -66,6 +68,10 @@ def main() -> int:
     tables = {
         "engine flags": flag_table(EngineArgs),
         "server flags": flag_table(ServerArgs),
+        "bench throughput flags": flag_table(ThroughputArgs),
+        "bench latency flags": flag_table(LatencyArgs),
+        "chat flags": flag_table(ChatArgs),
+        "complete flags": flag_table(CompleteArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
     }

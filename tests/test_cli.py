@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import socket
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from jaxllm import __version__
-from jaxllm.cli import main, serve_args
+from jaxllm.cli import COMMANDS, main, serve_args
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
+from jaxllm.flag_groups import GROUPS, group_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,7 +67,7 @@ def test_the_model_may_be_named_twice_only_if_it_is_the_same(served: list[Any], 
 
 
 def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]):
-    assert run(["serve", "-h"]) == 0
+    assert run(["serve", "--help=all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for flags in (EngineArgs, ServerArgs):
         for field in dataclasses.fields(flags):
@@ -86,7 +88,12 @@ def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.Capt
         (["serve", "-tp", "2"], "--tensor-parallel-size=2 is not supported yet"),
         (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice=True is not supported yet"),
         (["serve", "--ssl-keyfile", "key.pem"], "--ssl-keyfile is not supported yet"),
-        (["sevre"], "there is no command 'sevre'; there are: serve"),
+        (["sevre"], "there is no command 'sevre'; there are: serve, chat, complete, bench, collect-env"),
+        (["bench", "speed"], "there is no command 'bench speed'; there are: throughput, latency"),
+        (["serve", "--help=max-num-sequence"], "did you mean --help=max-num-seqs?"),
+        (["serve", "--config"], "--config: expected the path of a YAML file"),
+        (["serve", "--config", "/no/such.yaml"], "--config='/no/such.yaml' cannot be read: No such file or directory"),
+        (["collect-env", "--model", "x"], "unknown flag --model"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -117,6 +124,70 @@ def test_no_flag_is_both_built_and_refused():
     assert not NOT_BUILT.keys() & NOT_BUILT_IN_SERVER.keys()
 
 
+def test_a_file_gives_flags_and_those_that_are_typed_win(served: list[Any], tmp_path: Path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: my/model\nmax-model-len: 4K\nblock_size: 32\nuse-tqdm-on-load: false\n"
+        "served-model-name: [a, b]\nshutdown_timeout: 5\nrevision:\n"
+    )
+    assert run(["serve", "--block-size", "64", "--config", str(file)]) == 0
+    args = EngineArgs(model="my/model", max_model_len=4096, block_size=64, use_tqdm_on_load=False)
+    assert served == [args, ServerArgs(served_model_name=("a", "b"), shutdown_timeout=5.0)]
+    served.clear()
+    assert run(["serve", "other", f"--config={file}"]) == 0
+    assert served[0].model == "other"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("max-model-lenn: 4", ": unknown key 'max-model-lenn'; did you mean 'max-model-len'?"),
+        ("engine:\n  dtype: half", ": unknown key 'engine'"),
+        ("port: http", ": --port: 'http' is not a whole number"),
+        ("block-size: [8, 16]", ": --block-size: "),
+        ("enforce-eager: sometimes", ": enforce-eager is true or false, got 'sometimes'"),
+        ("dtype: [", ", line 1: no valid YAML"),
+        ("- dtype", " must hold one mapping of flag names to values, got a list"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_its_name(
+    content: str, says: str, served: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "serve.yaml"
+    file.write_text(content)
+    assert f"{file}{says}" in refusal(["serve", "--config", str(file)], capsys)
+    assert served == []
+
+
+def test_an_empty_file_is_as_good_as_none(served: list[Any], tmp_path: Path):
+    (tmp_path / "empty.yaml").touch()
+    assert run(["serve", "--config", str(tmp_path / "empty.yaml")]) == 0
+    assert served == [EngineArgs(), ServerArgs()]
+
+
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]):
+    assert run([]) == 0
+    text = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"  {name} " in text
+        assert command.help in text
+    assert run(["bench"]) == 0
+    assert "serve" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]):
+    for topic in ("", "=all"):
+        assert run([*name.split(), f"--help{topic}"]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: jaxllm {name}")
+
+
+def test_every_flag_is_in_one_group_only():
+    names = [name for _, names in GROUPS.values() for name in names]
+    assert len(names) == len(set(names))
+    assert (group_of("block_size", "Other"), group_of("no_such_flag", "Other")) == ("CacheConfig", "Other")
+
+
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"jaxllm {__version__}\n"
@@ -130,12 +201,27 @@ def program(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_loads_neither_jax_nor_the_http_server():
     source = (
-        "import sys; from jaxllm.cli import main\n"
-        "try: main(['serve', '--help'])\n"
-        "finally: print(sorted({'jax', 'numpy', 'fastapi', 'pydantic', 'uvicorn', 'rich'} & sys.modules.keys()))"
+        "import sys; from jaxllm.cli import COMMANDS, main\n"
+        "for name in COMMANDS:\n"
+        "    try: main([*name.split(), '--help'])\n"
+        "    except SystemExit: pass\n"
+        "heavy = {'jax', 'numpy', 'fastapi', 'pydantic', 'uvicorn', 'httpx', 'yaml', 'tqdm'}\n"
+        "print(sorted(heavy & sys.modules.keys()))"
     )
     done = program("-c", source)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        for arguments in (["--help"], ["serve", "--help=all"]):
+            command = [sys.executable, "-m", "jaxllm", *arguments]
+            done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, cwd=ROOT, check=False)
+            assert (done.returncode, done.stderr) == (141, b"")
+    finally:
+        os.close(writing)
 
 
 def test_help_is_quick():

@@ -1,5 +1,7 @@
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ class Flags:
     share: float = flag(0.5, "a share")
     eager: bool = flag(True, "a switch")
     names: tuple[str, ...] = flag(("*",), "several names")
+    extra: Mapping[str, Any] | None = flag(None, "an object")
 
 
 @pytest.fixture
@@ -73,6 +76,14 @@ def test_every_type_of_field_has_its_spelling(parser: OptionParser):
         "eager": False,
         "names": ("a", "b"),
     }
+
+
+def test_objects_are_written_as_json(parser: OptionParser):
+    assert parser.parse(["--extra", '{"a": {"b": [1, null]}}'])["extra"] == {"a": {"b": [1, None]}}
+    with pytest.raises(InputError, match=r"--extra: '\[1\]' is no JSON object: write it as "):
+        parser.parse(["--extra", "[1]"])
+    with pytest.raises(InputError, match=r"--extra: '\{a: 1\}' is no JSON: Expecting property name"):
+        parser.parse(["--extra={a: 1}"])
 
 
 def test_underscores_short_names_and_json_lists_are_read_as_vllm_reads_them(parser: OptionParser):

@@ -1,6 +1,7 @@
 """Keyword arguments -> a built engine and its tokenizer: the start that LLM and AsyncLLM share. Answers no request."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ class Started(NamedTuple):
 
     built: BuiltEngine
     tokenizer: Tokenizer | None
+    model_name: str = "model"
 
 
 def start_engine(args: EngineArgs) -> Started:
@@ -38,7 +40,7 @@ def start_engine(args: EngineArgs) -> Started:
     )
     for label, value in built.report():
         logger.info("%-21s %s", label, value)
-    return Started(built, tokenizer)
+    return Started(built, tokenizer, args.model)
 
 
 def _make_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer | None:
@@ -60,7 +62,7 @@ def _make_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer | None:
     else:
         tokenizer = _checkpoint_tokenizer(checkpoint)
     if args.chat_template is not None:
-        tokenizer.chat_template = read_chat_template(args.chat_template)
+        tokenizer.chat_template = read_chat_template(args.chat_template, tokenizer.named_chat_templates)
     return tokenizer
 
 
@@ -69,15 +71,20 @@ def _checkpoint_tokenizer(checkpoint) -> Tokenizer:
     return tokenizer_from_folder(checkpoint.path) if fields is None else tokenizer_from_gguf(fields)
 
 
-def read_chat_template(value: str) -> str:
-    """A chat template given as a file's path, or as the template itself.
+def read_chat_template(value: str, named: Mapping[str, str]) -> str:
+    """A chat template given by the model's own name for it, as a file's path, or as the template itself.
 
     Raises:
-        InputError: it is neither.
+        InputError: it is none of these.
     """
+    if value in named:
+        return named[value]
     if "{" in value:
         return value
     path = Path(value).expanduser()
     if not path.is_file():
-        raise InputError(f"chat_template={value!r} is neither a file here nor a jinja2 template")
+        own = f" (it has {', '.join(named)})" if named else ""
+        raise InputError(
+            f"chat_template={value!r} is neither a file here, nor a jinja2 template, nor one of the model's own{own}"
+        )
     return path.read_text()

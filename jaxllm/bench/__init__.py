@@ -1,1 +1,1 @@
-"""Measuring the engine with fixed workloads. Knows LLM's interface; nothing in the engine knows of it."""
+"""Measuring with fixed workloads. Knows the engine and, for comparison, transformers; nothing else knows of it."""

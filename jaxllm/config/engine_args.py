@@ -20,6 +20,7 @@ DTYPES = {
     "float16": "float16",
     "half": "float16",
 }
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 # vLLM's flags whose feature is not built yet, with the value that asks for nothing. Any other value is refused.
@@ -39,12 +40,6 @@ NOT_BUILT: dict[str, object] = {
     "reasoning_parser": None,
     "tool_call_parser": None,
     "enable_auto_tool_choice": False,
-    "logits_processors": None,
-    "logprobs_mode": "raw_logprobs",
-    "max_logprobs": None,
-    "hf_overrides": None,
-    "generation_config": "auto",
-    "override_generation_config": None,
     "cpu_offload_gb": 0,
     "kv_transfer_config": None,
     "enable_sleep_mode": False,
@@ -73,10 +68,15 @@ class EngineArgs:
     model: str = flag(DEFAULT_MODEL, "packaged name (smollm2, gemma3-270m), folder, .gguf file or hub id")
     tokenizer: str | None = flag(None, "folder or .gguf file with the tokenizer, if not the model's own")
     skip_tokenizer_init: bool = flag(False, "no tokenizer: token ids in, token ids out")
-    chat_template: str | None = flag(None, "file with, or text of, a jinja2 chat template")
+    chat_template: str | None = flag(None, "file with, text of, or the model's own name for, a jinja2 chat template")
     revision: str | None = flag(None, "branch, tag or commit of a hub id")
     download_dir: str | None = flag(None, "where hub downloads are kept")
     hf_token: str | None = flag(None, "token for gated hub models")
+    hf_overrides: Mapping[str, Any] | None = flag(None, "JSON object merged into the model's config.json")
+    generation_config: str = flag(
+        "auto", "sampling defaults: auto (the model's generation_config.json), vllm (none), or a folder or file"
+    )
+    override_generation_config: Mapping[str, Any] | None = flag(None, "JSON object merged into the generation config")
     load_format: str = flag("auto", "auto, safetensors, gguf, or dummy (random weights in the real shapes)")
     use_tqdm_on_load: bool = flag(True, "progress bar while loading")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16; auto is float32 on a CPU")
@@ -92,6 +92,9 @@ class EngineArgs:
     enable_prefix_caching: bool = flag(True, "share the KV blocks of prompts that begin alike")
     long_prefill_token_threshold: int = flag(0, "most tokens of one request in a step; 0 sets no cap")
     max_prefill_tokens: int = flag(0, "most tokens in a step beyond one per request; 0 sets no cap")
+    max_logprobs: int = flag(20, "most logprobs that a request may ask for; -1 sets no limit")
+    logprobs_mode: str = flag("raw_logprobs", f"what logprobs are: {', '.join(LOGPROBS_MODES)}")
+    logits_processors: tuple[str, ...] = flag((), "functions compiled into the sampler, as module:attribute")
     attention_backend: str = flag("auto", "version of the paged attention kernel")
     enforce_eager: bool = flag(False, "compile each step shape at first use instead of before the first request")
     step_timeout: float = flag(300.0, "seconds after which a step that does not return is reported as hanging")
@@ -102,8 +105,14 @@ class EngineArgs:
             raise InputError(f"dtype={self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
         if self.load_format not in LOAD_FORMATS:
             raise InputError(f"load_format={self.load_format!r} is not known; choose one of {', '.join(LOAD_FORMATS)}")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            known = ", ".join(LOGPROBS_MODES)
+            raise InputError(f"logprobs_mode={self.logprobs_mode!r} is not known; choose one of {known}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InputError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        for name in ("hf_overrides", "override_generation_config"):
+            if not isinstance(getattr(self, name), dict | None):
+                raise InputError(f"{name} must be a dictionary, got {getattr(self, name)!r:.80}")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -118,6 +127,7 @@ _LEAST: dict[str, float] = {
     "kv_cache_memory_bytes": 1,
     "num_gpu_blocks_override": 2,  # block 0 is reserved
     "max_num_seqs": 1,
+    "max_logprobs": -1,
     "max_num_batched_tokens": 1,
     "step_timeout": 0.001,
     "long_prefill_token_threshold": 0,

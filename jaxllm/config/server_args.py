@@ -10,7 +10,6 @@ UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 # vLLM's server flags whose feature is not built yet, with the value that asks for nothing. Any other value is refused.
 NOT_BUILT_IN_SERVER: dict[str, object] = {
     "uds": None,
-    "config": None,
     "headless": False,
     "api_key": None,
     "api_server_count": 1,

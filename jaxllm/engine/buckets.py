@@ -8,14 +8,18 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 3
 # The table's width costs a copy of B x M integers a step and nothing else: only long ones are worth a choice.
 TABLE_WIDTHS = (1024, 4096, 16384, 65536)
 
-Variant = Literal["greedy", "sampled", "full"]
-VARIANTS: tuple[Variant, ...] = ("greedy", "sampled", "full")
+Variant = Literal["greedy", "logits", "hidden"]
+# Scored prompts are rare and their chunks few: the third variant compiles at first use.
+VARIANTS: tuple[Variant, ...] = ("greedy", "logits")
 
 
 class StepShape(NamedTuple):
-    """What a compiled step is keyed by: T flat tokens, B requests, table width M, sampler variant.
+    """What a compiled step is keyed by: T flat tokens, B requests, table width M, and what it gives.
 
     With T == B every request has one token: the decode program. Otherwise the batch is ragged: the mixed program.
+    The variant "greedy" chooses the best token itself; "logits" leaves the choice to a sampler program of its own, so
+    that what a sampler can do does not multiply the compiled forward passes; "hidden" gives the last hidden states of
+    all tokens too, from which a prompt's log-probabilities are computed.
     """
 
     num_tokens: int
@@ -67,9 +71,13 @@ class Buckets:
         }
         return sorted(shapes, key=lambda s: (s.num_tokens, s.num_requests, s.table_width, VARIANTS.index(s.variant)))
 
+    def num_requests(self) -> list[int]:
+        """Lists every size that the batch of a step is padded to."""
+        return sorted({*self.decode, *self.mixed_requests})
+
     def largest(self) -> StepShape:
         """The shape with the largest temporaries."""
-        return self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], self.table_widths[-1], "full")
+        return self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], self.table_widths[-1], "logits")
 
 
 def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int, coarse: bool) -> Buckets:

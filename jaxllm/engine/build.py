@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,13 +16,25 @@ from jax.sharding import Mesh
 
 from jaxllm.config.engine_args import DTYPES, EngineArgs
 from jaxllm.config.errors import InputError
+from jaxllm.config.logits_processor import load_processors
 from jaxllm.engine.buckets import Buckets, StepShape, make_buckets
-from jaxllm.engine.engine import Engine, EngineLimits
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.generation_config import choose_generation_config, sampling_defaults
 from jaxllm.engine.input_builder import InputBuilder
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.memory import MemoryPlan, plan_memory, tree_bytes
 from jaxllm.engine.model_runner import ModelRunner
+from jaxllm.engine.sampler_builder import NUM_BEST
+from jaxllm.engine.sampler_inputs import NO_SCORES, SamplerShape
 from jaxllm.engine.step import StepProgram
-from jaxllm.engine.step_compiler import StepCompiler, abstract_weights, compile_step, temporary_bytes
+from jaxllm.engine.step_compiler import (
+    SamplerSettings,
+    StepCompiler,
+    abstract_weights,
+    compile_sampler,
+    compile_step,
+    temporary_bytes,
+)
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
@@ -31,13 +43,14 @@ from jaxllm.models.checkpoint.resolve import open_checkpoint
 from jaxllm.models.checkpoint.safetensors_folder import read_json_object
 from jaxllm.models.checkpoint.source import Checkpoint
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.decoder import Kernels
 from jaxllm.models.family import Family
 from jaxllm.models.forward import Weights, build_program
 from jaxllm.models.hf_config import token_ids
 from jaxllm.models.loader import dummy_weights, load_weights
+from jaxllm.models.read_config import read_config
 from jaxllm.models.registry import find_family
 from jaxllm.models.shapes import find_shape
+from jaxllm.models.step_context import Kernels
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.policy import policy_named
@@ -68,7 +81,10 @@ class StartTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape)."""
+    """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape).
+
+    Both configurations are with the user's changes.
+    """
 
     hf_config: dict[str, Any]
     generation_config: dict[str, Any]
@@ -86,6 +102,7 @@ class BuiltEngine:
     memory: MemoryPlan
     buckets: Buckets
     times: StartTimes
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
 
     def report(self) -> list[tuple[str, str]]:
         """The start-up table: memory, then seconds by phase."""
@@ -115,8 +132,19 @@ def find_model(args: EngineArgs) -> ModelSource:
             raise InputError(f"load_format=gguf, but {checkpoint.path} is a folder of safetensors")
         if args.load_format == "safetensors" and checkpoint.tokenizer_fields() is not None:
             raise InputError(f"load_format=safetensors, but {checkpoint.path} is a GGUF file")
+    hf_config = merge_overrides(hf_config, args.hf_overrides or {})
+    generation_config = choose_generation_config(args, generation_config)
     _, family = find_family(hf_config)
     return ModelSource(hf_config=hf_config, generation_config=generation_config, family=family, checkpoint=checkpoint)
+
+
+def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives config with the keys of overrides; a dictionary is merged into the one that is there."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        is_nested = isinstance(value, Mapping) and isinstance(config.get(key), Mapping)
+        merged[key] = merge_overrides(config[key], value) if is_nested else value
+    return merged
 
 
 def build_engine(
@@ -140,6 +168,7 @@ def build_engine(
     with times.phase("devices"):
         mesh = mesh or build_mesh()
         platform = mesh.devices.flat[0].platform
+    defaults = sampling_defaults(source.generation_config)
     model = _model_config(args, source, platform)
     program = _step_program(args, model, mesh, platform)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
@@ -148,9 +177,10 @@ def build_engine(
     def buckets_for(max_len: int) -> Buckets:
         return make_buckets(max_seqs, max_tokens, -(-max_len // args.block_size), coarse=platform == "cpu")
 
+    settings = SamplerSettings(args.logprobs_mode, load_processors(args.logits_processors))
     with times.phase("temporaries"):
         largest = buckets_for(args.max_model_len or model.max_position).largest()
-        temporaries = _largest_temporary(program, largest, max_seqs, platform)
+        temporaries = _largest_temporary(program, largest, max_seqs, settings, platform)
     memory = plan_memory(
         args,
         model,
@@ -160,7 +190,7 @@ def build_engine(
         chunk=max_tokens,
     )
     buckets = buckets_for(memory.max_model_len)
-    compiler = StepCompiler(program, memory.num_blocks, max_seqs)
+    compiler = StepCompiler(program, memory.num_blocks, max_seqs, settings)
     shapes = [] if args.enforce_eager else _first_shapes(buckets, platform)
     with ThreadPoolExecutor(1) as background:  # the host compiles while the weights are read
         warm_up = background.submit(compiler.warm_up, shapes, max(1, (os.cpu_count() or 2) - 1))
@@ -171,8 +201,16 @@ def build_engine(
         with times.phase("compile (beyond the weights)"):
             warm_up.result()
     memory = dataclasses.replace(memory, temporaries=max(memory.temporaries, compiler.largest_temporary))
-    engine = _join(args, source, model, memory, buckets, runner, max_seqs, max_tokens, eos_token_ids)
-    return BuiltEngine(engine=engine, runner=runner, model=model, memory=memory, buckets=buckets, times=times)
+    engine = _join(args, source, model, memory, buckets, runner, settings, max_seqs, max_tokens, eos_token_ids)
+    return BuiltEngine(
+        engine=engine,
+        runner=runner,
+        model=model,
+        memory=memory,
+        buckets=buckets,
+        times=times,
+        sampling_defaults=defaults,
+    )
 
 
 def _join(
@@ -182,6 +220,7 @@ def _join(
     memory: MemoryPlan,
     buckets: Buckets,
     runner: ModelRunner,
+    settings: SamplerSettings,
     max_seqs: int,
     max_tokens: int,
     eos_token_ids: tuple[int, ...],
@@ -201,21 +240,32 @@ def _join(
         KVGroups(model.kv_layout.windows),
     )
     max_blocks = -(-memory.max_model_len // args.block_size)
-    builder = InputBuilder(buckets, max_seqs, max_blocks, len(model.kv_layout.windows), args.seed)
+    builder = InputBuilder(
+        buckets,
+        max_seqs,
+        max_blocks,
+        len(model.kv_layout.windows),
+        vocab_size=model.vocab_size,
+        seed=args.seed,
+        processors=settings.processors,
+    )
     eos = {*eos_token_ids, *model.eos_token_ids, *token_ids(source.generation_config.get("eos_token_id"))}
     limits = EngineLimits(
         vocab_size=model.vocab_size,
         max_model_len=memory.max_model_len,
         eos_token_ids=tuple(sorted(eos)),
         has_priorities=not isinstance(args.scheduling_policy, str) or "priority" in args.scheduling_policy,
+        max_logprobs=args.max_logprobs,
+        processors=settings.processors,
     )
     return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout))
 
 
 def _model_config(args: EngineArgs, source: ModelSource, platform: str) -> ModelConfig:
-    model = source.family.configure(source.hf_config)
+    model = read_config(source.family, source.hf_config, overridden=frozenset(args.hf_overrides or ()))
     if args.max_model_len is not None and args.max_model_len > model.max_position:
         raise InputError(f"max_model_len {args.max_model_len:,} is beyond the model's {model.max_position:,} positions")
+    model = model.at_length(args.max_model_len or model.max_position)
     return dataclasses.replace(model, dtype=_resolve_dtype(args.dtype, model.dtype, platform))
 
 
@@ -251,16 +301,30 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
     return load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
 
 
-def _largest_temporary(program: StepProgram, shape: StepShape, num_rows: int, platform: str) -> int:
-    """Bytes of scratch that the largest step takes, as its compiled program says."""
+def _largest_temporary(
+    program: StepProgram, shape: StepShape, num_rows: int, settings: SamplerSettings, platform: str
+) -> int:
+    """Bytes of scratch that the largest step takes with its logits and its sampler, as the compiled programs say."""
     if platform == "cpu":  # host memory is not what limits the pool there, and a compilation costs the start a second
         return 0
-    return temporary_bytes(compile_step(program, shape, _TINY_POOL, num_rows))
+    sampler = SamplerShape(shape.num_requests, filters=True)
+    logits = shape.num_requests * program.decoder.cfg.vocab_size * 4
+    forward = temporary_bytes(compile_step(program, shape, _TINY_POOL, num_rows))
+    return logits + max(forward, temporary_bytes(compile_sampler(program, sampler, num_rows, settings)))
 
 
-def _first_shapes(buckets: Buckets, platform: str) -> list[StepShape]:
-    """Every shape on a GPU; on a CPU only those of a first short, greedy request: the rest compile at first use."""
+def _first_shapes(buckets: Buckets, platform: str) -> list[StepShape | SamplerShape]:
+    """All common shapes on a GPU; on a CPU only those of a first short, greedy request: the rest compile at first use.
+
+    Rarer samplers (penalties, edits, masks) compile in a second or less when the first request asks for them.
+    """
     if platform != "cpu":
-        return buckets.plan()
+        samplers = [
+            SamplerShape(size, filters, num_best=num_best)
+            for size in buckets.num_requests()
+            for filters in (False, True)
+            for num_best in (NO_SCORES, NUM_BEST[0])
+        ]
+        return [*buckets.plan(), *samplers]
     width, prompt = buckets.table_widths[-1], buckets.mixed_tokens[min(1, len(buckets.mixed_tokens) - 1)]
     return [buckets.shape(tokens, 1, width, "greedy") for tokens in (prompt, 1)]

@@ -6,19 +6,24 @@ Knows the scheduler, the input builder and a runner; no model, no text, no HTTP.
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.input_builder import InputBuilder
+from jaxllm.engine.input_builder import InputBuilder, PromptScoring
+from jaxllm.engine.limits import EngineLimits
+from jaxllm.engine.messages import sample_ids
 from jaxllm.engine.model_runner import PendingTokens, Runner
+from jaxllm.engine.profile import start_trace, stop_trace
+from jaxllm.engine.score_book import ScoreBook
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.batch import ScheduledBatch
 from jaxllm.scheduler.request import Request, RequestUpdate
 from jaxllm.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+_UTILISATION_EVERY = 16  # steps between two readings of how full the blocks are
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,9 @@ class FailedLaunch:
     def read(self) -> list[int]:
         raise self.error
 
+    def read_scores(self) -> None:
+        raise self.error
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -38,6 +46,7 @@ class Launched:
     batch: ScheduledBatch
     tokens: PendingTokens
     name: str
+    prompt: PromptScoring | None = None
 
 
 @dataclass(slots=True)
@@ -51,36 +60,15 @@ class StepTimes:
     update: float = 0.0
     num_steps: int = 0
     num_padded_tokens: int = 0  # computed in vain, to fill the steps' compiled shapes
+    num_batched_requests: int = 0  # summed over the steps
+    kv_usage_peak: float = 0.0  # share of the blocks that was lent at most
+    kv_utilisation_sum: float = 0.0  # of every 16th step
+    num_utilisation_samples: int = 0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """What the engine checks a request against."""
-
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...] = ()
-    has_priorities: bool = False  # the scheduling policy looks at a request's priority
-
-    def check(self, prompt_ids: list[int], params: SamplingParams) -> None:
-        """Refuses a request that the model cannot take.
-
-        Raises:
-            InputError: an empty prompt, one that leaves no room for output, or token ids outside the vocabulary.
-        """
-        if not prompt_ids:
-            raise InputError("the prompt is empty; it needs at least 1 token")
-        if len(prompt_ids) >= self.max_model_len:
-            raise InputError(
-                f"the prompt has {len(prompt_ids):,} tokens, but max_model_len {self.max_model_len:,} leaves room for "
-                f"{self.max_model_len - 1:,} and one output token: shorten the prompt or raise max_model_len"
-            )
-        for name, ids in (("prompt", prompt_ids), ("stop_token_ids", params.stop_token_ids or [])):
-            if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
-                place, wrong = next((i, token) for i, token in enumerate(ids) if not 0 <= token < self.vocab_size)
-                raise InputError(
-                    f"{name}: token id {wrong} at position {place} is outside the vocabulary of {self.vocab_size:,}"
-                )
+    @property
+    def kv_utilisation(self) -> float:
+        """The mean share of the lent slots that held a token."""
+        return self.kv_utilisation_sum / max(self.num_utilisation_samples, 1)
 
 
 class Engine:
@@ -95,6 +83,7 @@ class Engine:
         self._builder = builder
         self._runner = runner
         self._watchdog = watchdog
+        self._scores = ScoreBook()
         self._in_flight: deque[Launched] = deque()
 
     @property
@@ -118,69 +107,110 @@ class Engine:
     ) -> None:
         """Admits a request to the waiting queue. Requests of different cache_salt never share KV blocks.
 
-        At its deadline, in seconds of time.monotonic(), it ends wherever it stands with the reason "abort".
+        With n > 1 it becomes n requests named by `sample_ids`, whose prompt is computed once. At its deadline, in
+        seconds of time.monotonic(), it ends wherever it stands with the reason "abort".
 
         Raises:
             InputError: see EngineLimits.check.
             AdmissionError: it could never fit, with the numbers.
         """
-        self.scheduler.add(self._request(request_id, prompt_ids, params, priority, cache_salt, deadline))
-
-    def add_samples(
-        self,
-        request_ids: Sequence[str],
-        prompt_ids: list[int],
-        params: Sequence[SamplingParams],
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> None:
-        """Admits several samples of one prompt: it is computed once, and its blocks are shared.
-
-        Raises:
-            InputError, AdmissionError: as `add`; none is admitted then.
-        """
-        named = zip(request_ids, params, strict=True)
-        self.scheduler.add_group([self._request(i, prompt_ids, p, priority, cache_salt, None) for i, p in named])
-
-    def _request(
-        self,
-        request_id: str,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int,
-        cache_salt: str | None,
-        deadline: float | None,
-    ) -> Request:
         self.limits.check(prompt_ids, params)
-        if params.seed is None and not params.greedy:
-            params = params.replace(seed=self._builder.draw_seed())
-        room = self.limits.max_model_len - len(prompt_ids)
-        return Request(
-            request_id=request_id,
-            prompt_ids=prompt_ids,
-            max_new_tokens=max(room, 1) if params.max_tokens is None else params.max_tokens,
-            eos_token_ids=frozenset() if params.ignore_eos else frozenset(self.limits.eos_token_ids),
-            stop_token_ids=frozenset(params.stop_token_ids or ()),
-            priority=priority,
-            arrival_time=time.monotonic(),
-            params=params,
-            cache_salt=cache_salt,
-            deadline=deadline,
+        seed = params.seed
+        if seed is None:
+            seed = 0 if params.greedy else self._builder.draw_seed()
+        room = max(self.limits.max_model_len - len(prompt_ids), 1)
+        now = time.monotonic()
+        names = sample_ids(request_id, params.n)
+        self.scheduler.add_group(
+            [
+                Request(
+                    request_id=name,
+                    prompt_ids=prompt_ids,
+                    max_new_tokens=room if params.max_tokens is None else params.max_tokens,
+                    eos_token_ids=frozenset() if params.ignore_eos else frozenset(self.limits.eos_token_ids),
+                    stop_token_ids=frozenset(params.stop_token_ids or ()),
+                    priority=priority,
+                    arrival_time=now,
+                    params=params if params.greedy else params.replace(seed=(seed + sample) % 2**64),
+                    cache_salt=cache_salt,
+                    deadline=deadline,
+                    # A token that is found in the cache is not computed, so nothing is known of the one behind it.
+                    skip_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
+                )
+                for sample, name in enumerate(names)
+            ]
         )
+        if params.prompt_logprobs is not None:
+            self._scores.expect(names[0], len(prompt_ids))
 
     def abort(self, request_id: str) -> RequestUpdate | None:
         """Ends a request at once; None if it has ended already."""
-        return self.scheduler.abort(request_id)
+        update = self.scheduler.abort(request_id)
+        self._scores.forget([update] if update is not None else [])
+        return update
 
     def step(self) -> list[RequestUpdate]:
         """Launches the next step, then reads the tokens of the one before."""
         expired = self.scheduler.expire(time.monotonic())
+        self._scores.forget(expired)
         batch = self._schedule()
         if batch is not None:
+            for request in batch.admitted:
+                request.first_scheduled_time = request.first_scheduled_time or time.monotonic()
             self._in_flight.append(self._launch(batch))
         if len(self._in_flight) > (batch is not None):
             return expired + self._read_oldest()
         return expired
+
+    @property
+    def is_paused(self) -> bool:
+        """Says whether nothing is scheduled until `resume`; requests may come and go meanwhile."""
+        return self.scheduler.is_paused
+
+    def pause(self, mode: Literal["keep", "drop"] = "keep") -> list[RequestUpdate]:
+        """Schedules nothing until `resume`: "keep" leaves the KV of what runs, "drop" gives it up, prefixes included.
+
+        Gives what the steps under way brought; none is left in flight.
+        """
+        updates = []
+        while self._in_flight:
+            updates += self._read_oldest()
+        self.scheduler.pause_all(mode)
+        return updates
+
+    def resume(self) -> None:
+        """Goes on after a pause."""
+        self.scheduler.resume_all()
+
+    @property
+    def weights(self) -> Any:
+        """The tree of arrays that the model runs on."""
+        return self._runner.weights
+
+    def set_weights(self, weights: Any) -> list[RequestUpdate]:
+        """Runs on other weights from now on; what has been computed with the old ones is computed again.
+
+        Gives what the steps under way brought.
+
+        Raises:
+            InputError: the tree, a shape, a type or a sharding differs from that of the weights in use.
+        """
+        was_paused = self.is_paused
+        updates = self.pause("drop")
+        try:
+            self._runner.set_weights(weights)
+        finally:
+            if not was_paused:
+                self.resume()
+        return updates
+
+    def start_profile(self, directory: str) -> None:
+        """Begins a jax profiler trace, to be written below the directory."""
+        start_trace(directory)
+
+    def stop_profile(self) -> None:
+        """Ends the trace and writes it."""
+        stop_trace()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; False, and nothing happens, while requests hold blocks."""
@@ -200,19 +230,30 @@ class Engine:
         """Sends a step to the device. What raises here is raised when its tokens are read, after those before it."""
         start = time.perf_counter()
         name = f"step {batch.step}"
+        prompt = None
         try:
             inputs = self._builder.build(batch)
             built = time.perf_counter()
             name = f"step {batch.step} ({inputs.shape})"
             with self._watchdog.watching(lambda: describe(name, batch)):
                 tokens = self._runner.execute(inputs)
+            prompt = inputs.prompt
             self.times.num_padded_tokens += inputs.shape.num_tokens - batch.num_tokens
             self.times.build += built - start
             self.times.execute += time.perf_counter() - built
         except Exception as error:
             tokens = FailedLaunch(error)
         self.times.num_steps += 1
-        return Launched(batch, tokens, name)
+        self.times.num_batched_requests += len(batch.items)
+        if self.times.num_steps % _UTILISATION_EVERY == 1:
+            self._sample_utilisation()
+        return Launched(batch, tokens, name, prompt)
+
+    def _sample_utilisation(self) -> None:
+        times, usage = self.times, self.scheduler.stats.kv_usage
+        times.kv_usage_peak = max(times.kv_usage_peak, usage)
+        times.kv_utilisation_sum += self.scheduler.kv_utilisation
+        times.num_utilisation_samples += 1
 
     def _read_oldest(self) -> list[RequestUpdate]:
         launched = self._in_flight.popleft()
@@ -220,10 +261,13 @@ class Engine:
         try:
             with self._watchdog.watching(lambda: describe(launched.name, launched.batch)):
                 tokens = launched.tokens.read()
+                scores = launched.tokens.read_scores()
         except Exception as error:
             return self._recover(launched, error)
         read = time.perf_counter()
-        updates = self.scheduler.update(launched.batch, tokens[: len(launched.batch.items)])
+        tokens = tokens[: len(launched.batch.items)]
+        updates = self.scheduler.update(launched.batch, tokens)
+        self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
         self.times.wait += read - start
         self.times.update += time.perf_counter() - read
         return updates
@@ -234,6 +278,7 @@ class Engine:
         cause = f"{failed.name} failed: {type(error).__name__}: {lines[0] if lines else 'no message'}"
         logger.error("%s; %d request(s) end with it", cause, len(failed.batch.items), exc_info=error)
         updates = self.scheduler.fail(failed.batch, cause)
+        self._scores.forget(updates)
         self.scheduler.recompute_all([launched.batch for launched in self._in_flight])
         self._in_flight.clear()
         self._builder.forget_rows()

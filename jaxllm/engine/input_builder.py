@@ -1,45 +1,79 @@
-"""ScheduledBatch -> one packed array. Knows requests' tokens, tables and sampling numbers; no device, no scheduling.
+"""ScheduledBatch -> packed arrays. Knows requests' tokens and tables; no device, no scheduling.
 
-Keeps a host copy of every row's block tables and sampling numbers, so that a step copies rows instead of walking lists.
+Keeps a host copy of every row's block tables, so that a step copies rows instead of walking lists. What the sampler
+needs is built beside it.
 """
 
 import random
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.buckets import Buckets, StepShape, Variant
+from jaxllm.engine.buckets import Buckets, StepShape
+from jaxllm.engine.sampler_builder import PackedSampling, SamplerBuilder, best_size
 from jaxllm.engine.step_inputs import UNKNOWN_TOKEN, StepInputs, host_views, packed_size
 from jaxllm.scheduler.request import Request
 from jaxllm.scheduler.scheduler import Scheduled, ScheduledBatch
 
 
+class PromptRun(NamedTuple):
+    """Consecutive tokens of one prompt that a step scores: `position` is the first one's index in the prompt."""
+
+    request: Request
+    position: int
+    num_tokens: int
+
+
+class PromptScoring(NamedTuple):
+    """Which tokens of prompts a step scores: [2, N], the flat token before each and the token itself; in runs."""
+
+    index_and_token: np.ndarray
+    num_best: int
+    runs: tuple[PromptRun, ...]
+
+
 class PackedStep(NamedTuple):
-    """What the runner takes: the compiled shape, its packed inputs, and blocks to copy (from, to) before the step."""
+    """What the runner takes: the compiled shape, its packed inputs, and blocks to copy (from, to) before the step.
+
+    `sampling` is for the sampler's program, where the step does not choose tokens itself.
+    """
 
     shape: StepShape
     packed: np.ndarray
     copies: tuple[tuple[int, int], ...] = ()
+    sampling: PackedSampling | None = None
+    prompt: PromptScoring | None = None
 
 
 class InputBuilder:
     """Builds the inputs of each step for rows 0..max_num_seqs-1; row max_num_seqs is the spare one of padding."""
 
-    def __init__(self, buckets: Buckets, max_num_seqs: int, max_blocks: int, num_groups: int, seed: int = 0):
+    def __init__(
+        self,
+        buckets: Buckets,
+        max_num_seqs: int,
+        max_blocks: int,
+        num_groups: int,
+        *,
+        vocab_size: int,
+        seed: int = 0,
+        processors: Mapping[str, LogitsProcessor] | None = None,
+    ):
         self._buckets = buckets
         self._num_groups = num_groups
+        self._vocab_size = vocab_size
+        self._sampler = SamplerBuilder(max_num_seqs + 1, vocab_size, processors)
         rows = max_num_seqs + 1
         self._spare_row = max_num_seqs
         self._tables = np.zeros((num_groups, rows, max_blocks), np.int32)
         self._owner: list[Request | None] = [None] * rows
         self._num_blocks = np.zeros((num_groups, rows), np.int64)  # of the tables, already copied
         self._num_preemptions = [0] * rows
-        self._temperature = np.zeros(rows, np.float32)
-        self._top_k = np.zeros(rows, np.int32)
-        self._top_p = np.ones(rows, np.float32)
-        self._seed = np.zeros((rows, 2), np.uint32)
-        self._variant: list[Variant] = ["greedy"] * rows
+        self._num_scored = 0  # running requests that want their prompt scored; most steps need not look
+        self._scored = [False] * rows
         self._random = random.Random(seed)
 
     def draw_seed(self) -> int:
@@ -56,7 +90,12 @@ class InputBuilder:
         for item in items:
             self._refresh_row(item)
         rows = np.fromiter((item.row for item in items), np.int64, len(items))
-        shape = self._shape(items, rows)
+        num_tokens = sum([item.count for item in items])
+        table_width = int(self._num_blocks[:, rows].max())
+        prompt = self._prompt_scoring(items) if self._num_scored else None
+        shape = self._buckets.shape(num_tokens, len(items), table_width, "greedy")
+        sampling = self._sampler.build(items, rows, shape.num_requests, always=prompt is not None)
+        shape = shape._replace(variant="hidden" if prompt else "logits" if sampling else "greedy")
         # Fresh each time: the device may still read the one before.
         packed = np.zeros(packed_size(shape, self._num_groups), np.int32)
         inputs = host_views(packed, shape, self._num_groups)
@@ -66,17 +105,27 @@ class InputBuilder:
         inputs.row[B:] = self._spare_row
         inputs.samples[:B] = [item.samples for item in items]
         inputs.block_table[:, :B] = self._tables[:, rows, :M]
-        inputs.temperature[:B] = self._temperature[rows]
-        inputs.top_k[:B] = self._top_k[rows]
-        inputs.top_p[:B] = self._top_p[rows]
-        inputs.seed[:B] = self._seed[rows]
-        return PackedStep(shape, packed, batch.copies)
+        return PackedStep(shape, packed, batch.copies, sampling, prompt)
 
-    def _shape(self, items: tuple[Scheduled, ...], rows: np.ndarray) -> StepShape:
-        num_tokens = sum(item.count for item in items)
-        variants = {self._variant[item.row] for item in items if item.samples}
-        variant: Variant = "full" if "full" in variants else "sampled" if "sampled" in variants else "greedy"
-        return self._buckets.shape(num_tokens, len(items), int(self._num_blocks[:, rows].max()), variant)
+    def _prompt_scoring(self, items: tuple[Scheduled, ...]) -> PromptScoring | None:
+        index, token, num_best, runs, flat = [], [], [], [], 0
+        for item in items:
+            request = item.request
+            if self._scored[item.row]:
+                assert isinstance(request.params, SamplingParams)
+                position = max(item.start + 1, request.params.prompt_logprob_start)
+                stop = min(item.start + item.count + 1, request.num_prompt)
+                if position < stop:
+                    before = flat + position - 1 - item.start
+                    index += range(before, before + stop - position)
+                    token += request.prompt_ids[position:stop]
+                    num_best.append(request.params.prompt_logprobs or 0)
+                    runs.append(PromptRun(request, position, stop - position))
+            flat += item.count
+        if not runs:
+            return None
+        most = -1 if min(num_best) < 0 else max(num_best)
+        return PromptScoring(np.asarray([index, token], np.int32), best_size(most, self._vocab_size), tuple(runs))
 
     def _write_tokens(self, inputs: StepInputs[np.ndarray], items: tuple[Scheduled, ...]) -> None:
         tokens, starts, counts = [], [], []
@@ -107,22 +156,16 @@ class InputBuilder:
             self._num_preemptions[row] = request.num_preemptions
             self._tables[:, row] = 0
             self._num_blocks[:, row] = 0
-            self._set_sampling(row, request.params)
+            self._sampler.set_row(row, request)
+            assert isinstance(request.params, SamplingParams)
+            scored = request.params.prompt_logprobs is not None
+            self._num_scored += scored - self._scored[row]
+            self._scored[row] = scored
         for group, table in enumerate(request.block_tables):
             known = self._num_blocks[group, row]
             if len(table) > known:
                 self._tables[group, row, known : len(table)] = table[known:]
                 self._num_blocks[group, row] = len(table)
-
-    def _set_sampling(self, row: int, params: object) -> None:
-        assert isinstance(params, SamplingParams)
-        seed = (params.seed or 0) % 2**64
-        self._temperature[row] = params.temperature
-        self._top_k[row] = max(params.top_k, 0)
-        self._top_p[row] = params.top_p
-        self._seed[row] = (seed & 0xFFFFFFFF, seed >> 32)
-        filtered = params.top_k > 0 or params.top_p < 1.0
-        self._variant[row] = "greedy" if params.greedy else "full" if filtered else "sampled"
 
 
 def known_tokens(request: Request, start: int, count: int) -> list[int]:

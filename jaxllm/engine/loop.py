@@ -1,17 +1,28 @@
-"""The engine on a thread of its own: messages in, updates out. Knows the message types; no text, no event loop."""
+"""The engine on a thread of its own: messages in, updates and replies out. Knows no text and no event loop."""
 
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.messages import AbortRequests, AddRequest, EngineStats, Message, ResetPrefixCache
+from jaxllm.engine.messages import (
+    ENGINE_CALLS,
+    AbortRequests,
+    AddRequest,
+    EngineCall,
+    EngineOutput,
+    EngineReply,
+    EngineStats,
+    Message,
+    sample_ids,
+)
 from jaxllm.scheduler.request import RequestUpdate
 
 logger = logging.getLogger(__name__)
 
-Publish = Callable[[list[RequestUpdate]], None]
+Publish = Callable[[list[EngineOutput]], None]
 
 
 class EngineLoop:
@@ -49,9 +60,9 @@ class EngineLoop:
         try:
             while self._take_messages():
                 updates = self._engine.step()
-                self._read_stats()
+                self.stats = read_stats(self._engine)
                 if updates:
-                    self._publish(updates)
+                    self._publish([*updates])
         except BaseException as error:
             self.died = error
             logger.exception("the engine's loop ended")
@@ -59,22 +70,22 @@ class EngineLoop:
 
     def _take_messages(self) -> bool:
         """Takes up all messages, waiting for one if there is nothing else to do; False when told to stop."""
-        updates: list[RequestUpdate] = []
+        outputs: list[EngineOutput] = []
         while True:
-            idle = not self._engine.has_work and not updates
+            idle = not self._engine.has_work and not outputs
             try:
                 message = self._inbox.get(block=idle)
             except queue.Empty:
                 break
             if message is None:
                 return False
-            updates += self._handle(message)
-        if updates:
-            self._read_stats()
-            self._publish(updates)
+            outputs += self._handle(message)
+        if outputs:
+            self.stats = read_stats(self._engine)
+            self._publish(outputs)
         return True
 
-    def _handle(self, message: Message) -> list[RequestUpdate]:
+    def _handle(self, message: Message) -> Sequence[EngineOutput]:
         match message:
             case AddRequest():
                 try:
@@ -86,27 +97,47 @@ class EngineLoop:
                         message.cache_salt,
                     )
                 except ValueError as error:
-                    return [RequestUpdate(message.request_id, finish_reason="error", error=str(error))]
+                    ids = sample_ids(message.request_id, message.params.n)
+                    return [RequestUpdate(each, finish_reason="error", error=str(error)) for each in ids]
                 return []
             case AbortRequests():
                 ended = [self._engine.abort(request_id) for request_id in message.request_ids]
                 return [update for update in ended if update is not None]
-            case ResetPrefixCache():
-                self._engine.reset_prefix_cache()
-                return []
+            case EngineCall():
+                return self._call(message)
 
-    def _read_stats(self) -> None:
-        stats = self._engine.scheduler.stats
-        self.stats = EngineStats(
-            running=stats.running,
-            waiting=stats.waiting,
-            kv_usage=stats.kv_usage,
-            num_preemptions=stats.num_preemptions,
-            num_scheduled_tokens=stats.num_scheduled_tokens,
-            num_recomputed_tokens=stats.num_recomputed_tokens,
-            num_discarded_tokens=stats.num_discarded_tokens,
-            prefix_cache_queries=stats.prefix_cache_queries,
-            prefix_cache_hits=stats.prefix_cache_hits,
-            num_steps=self._engine.times.num_steps,
-            num_padded_tokens=self._engine.times.num_padded_tokens,
-        )
+    def _call(self, call: EngineCall) -> list[EngineOutput]:
+        """Calls a method, or reads a property, for a front that waits; an error is its own, not the loop's.
+
+        What a pause still reads from the steps under way comes before the reply.
+        """
+        if call.method not in ENGINE_CALLS:
+            known = ", ".join(sorted(ENGINE_CALLS))
+            return [EngineReply(call.call_id, error=f"there is no engine call {call.method!r}; choose one of {known}")]
+        try:
+            member = getattr(self._engine, call.method)
+            value: Any = member(*call.arguments) if callable(member) else member
+        except ValueError as error:
+            return [EngineReply(call.call_id, error=str(error), is_refusal=True)]
+        except Exception as error:
+            logger.exception("%s failed", call.method)
+            return [EngineReply(call.call_id, error=f"{call.method} failed: {type(error).__name__}: {error}")]
+        return [*value, EngineReply(call.call_id)] if call.method == "pause" else [EngineReply(call.call_id, value)]
+
+
+def read_stats(engine: Engine) -> EngineStats:
+    """Reads an engine between two steps."""
+    stats = engine.scheduler.stats
+    return EngineStats(
+        running=stats.running,
+        waiting=stats.waiting,
+        kv_usage=stats.kv_usage,
+        num_preemptions=stats.num_preemptions,
+        num_scheduled_tokens=stats.num_scheduled_tokens,
+        num_recomputed_tokens=stats.num_recomputed_tokens,
+        num_discarded_tokens=stats.num_discarded_tokens,
+        prefix_cache_queries=stats.prefix_cache_queries,
+        prefix_cache_hits=stats.prefix_cache_hits,
+        num_steps=engine.times.num_steps,
+        num_padded_tokens=engine.times.num_padded_tokens,
+    )

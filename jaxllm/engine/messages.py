@@ -1,12 +1,14 @@
 """What crosses between a front and the engine: plain data, so that the engine can move into a process of its own.
 
-Down: AddRequest, AbortRequests, ResetPrefixCache. Up: lists of scheduler.RequestUpdate. One that refuses a request
-has the finish reason "error" and no tokens.
+Down: AddRequest, AbortRequests, EngineCall. Up: lists of scheduler.RequestUpdate and EngineReply. An update that
+refuses a request has the finish reason "error" and no tokens. A request of n samples comes back under `sample_ids`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxllm.config.sampling_params import SamplingParams
+from jaxllm.scheduler.request import RequestUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +24,39 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequests:
-    """End these requests, wherever they stand."""
+    """End these requests, wherever they stand; ids are those of samples."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ResetPrefixCache:
-    """Forget all cached prefixes."""
+class EngineCall:
+    """Call this method of the engine, one of ENGINE_CALLS, and tell what it gave in an EngineReply."""
+
+    call_id: int
+    method: str
+    arguments: tuple[Any, ...] = ()
 
 
-type Message = AddRequest | AbortRequests | ResetPrefixCache
+@dataclass(frozen=True, slots=True)
+class EngineReply:
+    """What a call gave, or the error that it raised; `is_refusal` tells that the caller was at fault."""
+
+    call_id: int
+    value: Any = None
+    error: str | None = None
+    is_refusal: bool = False
+
+
+type Message = AddRequest | AbortRequests | EngineCall
+type EngineOutput = RequestUpdate | EngineReply
+
+ENGINE_CALLS = frozenset(("pause", "resume", "is_paused", "reset_prefix_cache", "start_profile", "stop_profile"))
+
+
+def sample_ids(request_id: str, n: int) -> list[str]:
+    """Gives the ids under which the engine runs the n samples of a request."""
+    return [request_id] if n == 1 else [f"{index}_{request_id}" for index in range(n)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,31 @@
 """Owns the device's arrays: weights, KV cache, row state. Knows packed inputs and executables; no requests."""
 
 import functools
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxllm.engine.input_builder import PackedStep
+from jaxllm.config.errors import InputError
+from jaxllm.engine.input_builder import PackedStep, PromptScoring
+from jaxllm.engine.sampler import IN_PROMPT, Sampled, ScoreArrays
+from jaxllm.engine.sampler_builder import CountReset, PackedSampling
+from jaxllm.engine.sampler_inputs import WHOLE_VOCABULARY
 from jaxllm.engine.step import RowState, StepProgram, make_logits
-from jaxllm.engine.step_compiler import StepCompiler
+from jaxllm.engine.step_compiler import StepCompiler, abstract_weights
 from jaxllm.models.forward import Weights
+
+SCORED_TILES = (16, 64, 256)  # tokens of prompts that are scored in one call
+
+
+class StepScores(NamedTuple):
+    """What a step told besides tokens: scores of the chosen tokens, and those of prompt tokens in launches' order."""
+
+    tokens: ScoreArrays[np.ndarray] | None
+    prompt: tuple[ScoreArrays[np.ndarray], ...]
 
 
 class PendingTokens(Protocol):
@@ -19,6 +33,10 @@ class PendingTokens(Protocol):
 
     def read(self) -> list[int]:
         """Waits for the step; gives one token per padded row. Raises what the step raised."""
+        ...
+
+    def read_scores(self) -> StepScores | None:
+        """Waits likewise; gives what else was asked for, None for nothing."""
         ...
 
 
@@ -33,25 +51,65 @@ class Runner(Protocol):
         """Makes new, empty device state after a step failed."""
         ...
 
+    @property
+    def weights(self) -> Weights:
+        """The tree of arrays that the model runs on."""
+        ...
+
+    def set_weights(self, weights: Weights) -> None:
+        """Runs on other arrays of the same shapes from the next step on."""
+        ...
+
 
 class DeviceTokens:
-    """Sampled tokens on the device, whose copy to the host has begun."""
+    """Sampled tokens and scores on the device, whose copies to the host have begun."""
 
-    def __init__(self, tokens: jax.Array):
-        tokens.copy_to_host_async()
-        self._tokens = tokens
+    def __init__(self, tokens: jax.Array, scores: ScoreArrays | None = None, prompt: Sequence[ScoreArrays] = ()):
+        for array in jax.tree.leaves((tokens, scores, prompt)):
+            if isinstance(array, jax.Array):
+                array.copy_to_host_async()
+        self._tokens, self._scores, self._prompt = tokens, scores, prompt
 
     def read(self) -> list[int]:
         return np.asarray(self._tokens).tolist()
+
+    def read_scores(self) -> StepScores | None:
+        if self._scores is None and not self._prompt:
+            return None
+        tokens, prompt = jax.tree.map(np.asarray, (self._scores, tuple(self._prompt)))
+        return StepScores(tokens, prompt)
 
 
 class ModelRunner:
     """Runs steps in the order given. KV and rows are donated to each step; nobody else may hold a view of them."""
 
     def __init__(self, compiler: StepCompiler, weights: Weights):
-        self.weights = weights
+        self._weights = weights
         self._compiler = compiler
         self.reset()
+
+    @property
+    def weights(self) -> Weights:
+        """The tree of arrays that the model runs on."""
+        return self._weights
+
+    def set_weights(self, weights: Weights) -> None:
+        """Runs on other arrays of the same shapes from the next step on.
+
+        Raises:
+            InputError: the tree, a shape, a type or a sharding differs from what the steps are compiled for.
+        """
+        expected = dict(jax.tree_util.tree_flatten_with_path(abstract_weights(self.program))[0])
+        given = dict(jax.tree_util.tree_flatten_with_path(weights)[0])
+        for path in [*expected, *(path for path in given if path not in expected)]:
+            name, want, have = jax.tree_util.keystr(path), expected.get(path), given.get(path)
+            if want is None or have is None:
+                raise InputError(f"weights: {name} is {'not expected' if want is None else 'missing'}")
+            if jnp.shape(have) != want.shape or have.dtype != want.dtype:
+                raise InputError(f"weights: {name} must be {want.dtype}{want.shape}, got {have.dtype}{have.shape}")
+        self._weights = jax.tree.map(
+            lambda w, want: jax.device_put(w, want.sharding), weights, abstract_weights(self.program)
+        )
 
     @property
     def program(self) -> StepProgram:
@@ -59,7 +117,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Makes an empty cache and row state. The pool starts as zeros: a masked score of 0 x NaN would be NaN."""
-        self._kv = self._rows = None  # the old arrays go first: there may not be room for both
+        self._kv = self._rows = self._counts = None  # the old arrays go first: there may not be room for both
         shape, dtype = self.program.kv_shape(self._compiler.num_blocks), jnp.dtype(self.program.decoder.cfg.dtype)
         kv_sharding = self.program.sharding(self.program.kv_spec())
         self._kv = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=kv_sharding)()
@@ -67,22 +125,77 @@ class ModelRunner:
 
     def execute(self, step: PackedStep) -> DeviceTokens:
         """Launches a step, compiling its shape first where that has not happened yet."""
-        compiled = self._compiler.get(step.shape)
+        forward = self._compiler.get(step.shape)
         if step.copies:
             self._copy_blocks(step.copies)
-        tokens, self._kv, self._rows = compiled(self.weights, self._kv, self._rows, self._to_device(step.packed))
-        return DeviceTokens(tokens)
+        arguments = (self._weights, self._kv, self._rows, self._to_device(step.packed))
+        if step.shape.variant == "greedy":
+            tokens, self._kv, self._rows = forward(*arguments)
+            return DeviceTokens(tokens)
+        logits, *hidden, self._kv = forward(*arguments)
+        prompt = self._score_prompt(hidden[0], step.prompt) if step.prompt else ()
+        if step.sampling is None:  # prompts are scored, and none of them ends here
+            return DeviceTokens(self._to_device(np.zeros(step.shape.num_requests, np.int32)), None, prompt)
+        sampled = self._sample(logits, step.sampling)
+        return DeviceTokens(sampled.token, sampled.scores, prompt)
 
     def logits(self, step: PackedStep) -> np.ndarray:
         """Runs a step for its logits [T, V] (float32) instead of its tokens; the KV is written all the same."""
-        function = jax.jit(make_logits(self.program, step.shape), donate_argnums=(1, 2))
-        logits, self._kv, self._rows = function(self.weights, self._kv, self._rows, self._to_device(step.packed))
+        function = jax.jit(make_logits(self.program, step.shape), donate_argnums=1)
+        logits, self._kv = function(self._weights, self._kv, self._rows, self._to_device(step.packed))
         return np.asarray(logits)
 
     def close(self) -> None:
         """Drops the device's arrays."""
-        self._kv = self._rows = None
-        self.weights = {}
+        self._kv = self._rows = self._counts = None
+        self._weights = {}
+
+    def _sample(self, logits: jax.Array, sampling: PackedSampling) -> Sampled[jax.Array]:
+        """Chooses tokens from logits, in the device's order behind the forward pass."""
+        sampler = self._compiler.get_sampler(sampling.layout.shape)
+        packed = self._to_device(sampling.packed)
+        if not sampling.layout.shape.penalties:
+            sampled, self._rows = sampler(logits, self._rows, packed)
+            return sampled
+        for reset in sampling.count_resets:
+            self._counts = _count(self._token_counts(), *self._counted_tokens(reset))
+        sampled, self._rows, self._counts = sampler(logits, self._rows, self._token_counts(), packed)
+        return sampled
+
+    def _token_counts(self) -> jax.Array:
+        """The occurrences of each token in each row; made at first use, since most engines never need them."""
+        if self._counts is None:
+            shape = (self._compiler.num_rows + 1, self.program.decoder.cfg.vocab_size)
+            sharding = self.program.sharding(PartitionSpec())
+            self._counts = jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=sharding)()
+        return self._counts
+
+    def _counted_tokens(self, reset: CountReset) -> tuple[jax.Array, ...]:
+        """A row and the tokens of its prompt and output, padded to powers of four with a token that does not exist."""
+        vocab_size = self.program.decoder.cfg.vocab_size
+
+        def padded(token_ids: list[int]) -> jax.Array:
+            size = 64 << 2 * max(0, -(-((len(token_ids) - 1).bit_length() - 6) // 2))
+            array = np.full(size, vocab_size, np.int32)
+            array[: len(token_ids)] = token_ids
+            return self._to_device(array)
+
+        return self._to_device(np.asarray(reset.row, np.int32)), padded(reset.prompt_ids), padded(reset.output_ids)
+
+    def _score_prompt(self, hidden: jax.Array, prompt: PromptScoring) -> list[ScoreArrays]:
+        """Scores prompt tokens a tile at a time, so that few rows of logits exist at once."""
+        scores, (num_tokens, total) = [], (hidden.shape[0], prompt.index_and_token.shape[1])
+        for start in range(0, total, SCORED_TILES[-1]):
+            part = prompt.index_and_token[:, start : start + SCORED_TILES[-1]]
+            size = next(size for size in SCORED_TILES if size >= part.shape[1])
+            padded = np.zeros((2, size), np.int32)
+            padded[:, : part.shape[1]] = part
+            scorer = self._compiler.get_prompt_scorer(num_tokens, size, prompt.num_best)
+            told = scorer(self._weights, hidden, self._to_device(padded))
+            if prompt.num_best == WHOLE_VOCABULARY:  # as large as the logits: it leaves before the next is made
+                told = jax.tree.map(np.asarray, told)
+            scores.append(told)
+        return scores
 
     def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         """Copies whole blocks in all layers, in the device's order before the step; padded with block 0 onto itself."""
@@ -92,6 +205,13 @@ class ModelRunner:
 
     def _to_device(self, array: np.ndarray) -> jax.Array:
         return jax.device_put(array, self.program.sharding(PartitionSpec()))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _count(counts: jax.Array, row: jax.Array, prompt_ids: jax.Array, output_ids: jax.Array) -> jax.Array:
+    none = jnp.zeros(counts.shape[1], jnp.int32)
+    in_prompt = none.at[prompt_ids].set(IN_PROMPT, mode="drop")
+    return counts.at[row].set(none.at[output_ids].add(1, mode="drop") + in_prompt)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -1,18 +1,18 @@
-"""The traced step: inputs -> tokens, one shard_map over the mesh. Knows arrays only; no requests, no compilation."""
+"""The traced step: inputs -> tokens or logits, one shard_map over the mesh. Knows arrays; no requests, no sampling."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.engine.buckets import StepShape
-from jaxllm.engine.sampler import choose_tokens
 from jaxllm.engine.step_inputs import StepInputs, unpack
+from jaxllm.kernels.sampling.reference import greedy
 from jaxllm.mesh.axes import AxisRules
-from jaxllm.models.decoder import Kernels, StepContext
 from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
+from jaxllm.models.step_context import Kernels, StepContext
 
 
 class RowState[A](NamedTuple):
@@ -53,30 +53,40 @@ class StepProgram(NamedTuple):
 
 
 def make_step(program: StepProgram, shape: StepShape) -> Callable:
-    """Gives step(weights, kv, rows, packed) -> (tokens [B], kv, rows), to be jitted with kv and rows donated."""
+    """Gives step(weights, kv, rows, packed), to be jitted with kv donated, by what the shape's variant asks for.
+
+    "greedy": (tokens [B], kv, rows), rows donated too. "logits": (logits [B, V] of each request's last token, kv).
+    "hidden": (these logits, hidden states [T, D] of all tokens, kv).
+    """
+    kv_spec, whole = program.kv_spec(), PartitionSpec()
 
     def step(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
         hidden_TD, kv = _hidden(program, weights, kv, rows, inputs)
         last_B = jnp.maximum(inputs.query_start[1:] - 1, 0)
         logits_BV = project(program.decoder, program.kernels, weights, hidden_TD[last_B])
-        tokens_B = choose_tokens(shape.variant, logits_BV, inputs)
+        if shape.variant == "hidden":
+            return logits_BV, hidden_TD, kv
+        if shape.variant == "logits":
+            return logits_BV, kv
+        tokens_B = greedy(logits_BV)
         spare = rows.last_token.shape[0] - 1
         target_B = jnp.where(inputs.samples == 1, inputs.row, spare)
         return tokens_B, kv, RowState(rows.last_token.at[target_B].set(tokens_B))
 
-    return _over_mesh(program, step, outputs=PartitionSpec())
+    outputs = {"greedy": (whole, kv_spec, whole), "logits": (whole, kv_spec), "hidden": (whole, whole, kv_spec)}
+    return over_mesh(program, step, _inputs(program), outputs[shape.variant])
 
 
 def make_logits(program: StepProgram, shape: StepShape) -> Callable:
-    """Gives the same step that answers with the logits [T, V] of every token instead: for scoring and for tests."""
+    """Gives the step that answers with the logits [T, V] of every token instead, for tests: (logits, kv)."""
 
     def logits(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
         hidden_TD, kv = _hidden(program, weights, kv, rows, inputs)
-        return project(program.decoder, program.kernels, weights, hidden_TD), kv, rows
+        return project(program.decoder, program.kernels, weights, hidden_TD), kv
 
-    return _over_mesh(program, logits, outputs=PartitionSpec())
+    return over_mesh(program, logits, _inputs(program), (PartitionSpec(), program.kv_spec()))
 
 
 def _hidden(
@@ -98,9 +108,12 @@ def _hidden(
     return run_layers(program.decoder, program.kernels, weights, kv, token_T, context)
 
 
-def _over_mesh(program: StepProgram, function: Callable, outputs: PartitionSpec) -> Callable:
-    kv, whole = program.kv_spec(), PartitionSpec()
-    rows = RowState(whole)
+def _inputs(program: StepProgram) -> tuple:
+    return (program.weight_specs(), program.kv_spec(), RowState(PartitionSpec()), PartitionSpec())
+
+
+def over_mesh(program: StepProgram, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
+    """Runs a function on every device of the mesh, under settings that do not depend on the caller's."""
     # Settings are given inside the traced function: they are thread-local, and the caller's own may differ. float32
     # on an H200 would otherwise be TF32.
     precision = "highest" if program.decoder.cfg.dtype == "float32" else "default"
@@ -113,10 +126,4 @@ def _over_mesh(program: StepProgram, function: Callable, outputs: PartitionSpec)
         ):
             return function(*arguments)
 
-    return jax.shard_map(
-        with_settings,
-        mesh=program.mesh,
-        in_specs=(program.weight_specs(), kv, rows, whole),
-        out_specs=(outputs, kv, rows),
-        check_vma=False,
-    )
+    return jax.shard_map(with_settings, mesh=program.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -1,49 +1,13 @@
 """What one decoder looks like, family by family already resolved. Knows shapes and constants; holds no arrays."""
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-import numpy as np
+from typing import Literal
 
 from jaxllm.config.errors import InputError
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """One rotary embedding: its base, the features it turns, and how its frequencies are stretched."""
-
-    theta: float
-    dim: int
-    scaling: tuple[tuple[str, Any], ...] = ()
-
-    def inv_freq(self) -> np.ndarray:
-        """Gives the dim / 2 angular frequencies in radians per position, float32.
-
-        Scaling "linear" divides them (Chen et al., 2023, arXiv:2306.15595); "llama3" divides the slow ones only and
-        blends between, as published with Llama 3.1; "factors" divides each by its own number.
-        """
-        # In float32 throughout, as the reference implementations compute it.
-        exponent = np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
-        freq = (np.float32(1.0) / np.power(np.float32(self.theta), exponent)).astype(np.float32)
-        options = dict(self.scaling)
-        kind = options.get("rope_type", "default")
-        if kind == "default":
-            return freq
-        if kind == "factors":
-            return freq / np.asarray(options["factors"], np.float32)
-        factor = np.float32(options["factor"])
-        if kind == "linear":
-            return freq / factor
-        low, high = float(options["low_freq_factor"]), float(options["high_freq_factor"])
-        original = float(options["original_max_position_embeddings"])
-        turns = original * freq / np.float32(2 * math.pi)
-        blend = np.clip((turns - low) / (high - low), 0.0, 1.0).astype(np.float32)
-        return (1 - blend) * freq / factor + blend * freq
-
-
-ROPE_TYPES = ("default", "linear", "llama3", "factors")
+from jaxllm.models.rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +22,12 @@ class LayerKind:
 class ModelConfig:
     """One decoder. Sizes in elements; `layer_kinds` has one entry per layer.
 
-    `norm_offset` is added to every norm weight (Gemma stores weight - 1); `embed_scale` multiplies the embeddings;
-    `post_norms` puts a norm behind attention and MLP as well as before them.
+    `norm` is "rms" or "layer", with biases or without; `norm_offset` is added to every norm weight (Gemma stores
+    weight - 1). `pre_norms` normalise what goes into attention and MLP, `post_norms` what comes out. With
+    `parallel_mlp` both read the same normalised input. `qk_norm` normalises queries and keys: "head" each head with one
+    weight for all, "each_head" with a weight for each, "all_heads" all heads together. A gated MLP multiplies by a
+    second projection. `rope_interleaved` turns features 2i and 2i + 1 with each other instead of i and i + dim / 2.
+    The four scales multiply the embeddings, what each sub-layer adds, the scores of attention, and the logits.
 
     Raises:
         InputError: a size is not positive, or the query heads cannot be dealt evenly to the KV heads.
@@ -75,15 +43,26 @@ class ModelConfig:
     max_position: int
     layer_kinds: tuple[LayerKind, ...]
     ropes: tuple[RopeConfig, ...]
+    rope_interleaved: bool = False
+    norm: Literal["rms", "layer"] = "rms"
     norm_eps: float
     norm_offset: float = 0.0
+    norm_bias: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    qk_norm: Literal["head", "each_head", "all_heads"] | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    gated_mlp: bool = True
+    parallel_mlp: bool = False
     activation: str = "silu"
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
     attention_scale: float
     attention_softcap: float | None = None
+    logit_scale: float = 1.0
     final_softcap: float | None = None
-    embed_scale: float = 1.0
-    qk_norm: bool = False
-    post_norms: bool = False
     tie_embeddings: bool = False
     dtype: str = "float32"
     bos_token_id: int | None = None
@@ -97,6 +76,10 @@ class ModelConfig:
             raise InputError(
                 f"config.json: {self.num_q_heads} attention heads are not a multiple of {self.num_kv_heads} KV heads"
             )
+
+    def at_length(self, length: int) -> "ModelConfig":
+        """Gives the same model for a run whose contexts have at most `length` tokens: some ropes depend on it."""
+        return dataclasses.replace(self, ropes=tuple(rope.at_length(length) for rope in self.ropes))
 
     @property
     def num_layers(self) -> int:

@@ -14,7 +14,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.decoder import Decoder, Kernels, LayerChoice, LayerPlace, StepContext
+from jaxllm.models.decoder import Decoder
+from jaxllm.models.parameters import LayerChoice
+from jaxllm.models.step_context import Kernels, LayerPlace, StepContext
 
 # {"embedding": {...}, "layers": {...}, "head": {...}}. A parameter of the layers is one stacked array, or
 # {layer: array}; or "layers" is a tuple with a dictionary for each layer.
@@ -27,7 +29,8 @@ _NO_WINDOW = 1 << 30  # beyond every context, for layers without a window where 
 class ParamSpec(NamedTuple):
     """One array of Weights: its path, the shape and logical axes of one layer, and which layers it holds.
 
-    A stacked parameter holds `num_layers` of them; a separate one that of `layer`, whose number ends its path.
+    A stacked parameter holds `num_layers` of them; a separate one that of `layer`, whose number ends its path. Its role
+    is "matrix", "norm" or "bias".
     """
 
     path: tuple[str | int, ...]
@@ -35,6 +38,7 @@ class ParamSpec(NamedTuple):
     axes: tuple[str | None, ...]
     num_layers: int | None  # None where it is not stacked
     layer: int = 0
+    role: str = "matrix"
 
     @property
     def name(self) -> str:
@@ -75,13 +79,14 @@ def build_program(cfg: ModelConfig, loop: LayerLoop = "scan", separate: bool = F
     for name, part in parts.items():
         graphs[name], state = nnx.split(part)
         for keys, variable in nnx.to_flat_state(state):
-            path, shape, axes = (name, *map(str, keys)), variable.shape, variable.get_metadata()["logical_axes"]
+            path, shape, about = (name, *map(str, keys)), variable.shape, variable.get_metadata()
+            axes, role = about["logical_axes"], about["role"]
             if name != "layers":
-                params.append(ParamSpec(path, shape, axes, None))
-            elif separate and len(shape) > 1:
-                params += [ParamSpec((*path, l), shape, axes, None, l) for l in range(cfg.num_layers)]
+                params.append(ParamSpec(path, shape, axes, None, role=role))
+            elif separate and role == "matrix":
+                params += [ParamSpec((*path, l), shape, axes, None, l, role) for l in range(cfg.num_layers)]
             else:
-                params.append(ParamSpec(path, shape, axes, cfg.num_layers))
+                params.append(ParamSpec(path, shape, axes, cfg.num_layers, role=role))
     return DecoderProgram(cfg, graphs["embedding"], graphs["layers"], graphs["head"], tuple(params), loop)
 
 
@@ -146,10 +151,11 @@ def project(program: DecoderProgram, kernels: Kernels, weights: Weights, x_BD) -
 
 
 def rope_tables(cfg: ModelConfig, position_T: Int[Array, " T"]) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine [R, T, H/2] of each rope at each position, float32."""
+    """Cosine and sine [R, T, H/2] of each rope at each position, times its attention factor, float32."""
     angles = [position_T.astype(jnp.float32)[:, None] * jnp.asarray(rope.inv_freq()) for rope in cfg.ropes]
     angle_RTH = jnp.stack(angles)
-    return jnp.cos(angle_RTH), jnp.sin(angle_RTH)
+    factor_R11 = jnp.asarray([rope.attention_factor for rope in cfg.ropes], jnp.float32)[:, None, None]
+    return jnp.cos(angle_RTH) * factor_R11, jnp.sin(angle_RTH) * factor_R11
 
 
 def _layer_places(cfg: ModelConfig) -> list[LayerPlace]:

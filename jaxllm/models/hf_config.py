@@ -1,16 +1,36 @@
 """Reads config.json fields that many families share. Knows Hugging Face's spellings; families know what they mean."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from jaxllm.config.errors import InputError
-from jaxllm.models.config import ROPE_TYPES, RopeConfig
+from jaxllm.models.config import LayerKind
 
-_SCALING_NEEDS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "factors": ("factors",),
+SLIDING, FULL = "sliding_attention", "full_attention"
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
 }
+
+
+class Filled(Mapping):
+    """config.json with a family's defaults for the keys that it lacks. A key that is there as null stays null."""
+
+    def __init__(self, hf: Mapping, **defaults: object):
+        self._hf, self._defaults = hf, defaults
+
+    def __getitem__(self, key: str) -> Any:
+        return self._hf[key] if key in self._hf else self._defaults[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict.fromkeys(self._hf), **self._defaults})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def require(hf: Mapping, key: str):
@@ -33,6 +53,28 @@ def refuse(hf: Mapping, **expected: object) -> None:
             raise InputError(f"config.json: {key}={hf[key]!r} is not supported for this architecture (only {value!r})")
 
 
+def shared_fields(hf: Mapping, **changes: Any) -> dict[str, Any]:
+    """The fields of a ModelConfig that nearly every config.json words alike: sizes, tying, dtype and special tokens.
+
+    `changes` replace some of them or add others.
+    """
+    num_heads = require(hf, "num_attention_heads")
+    return {
+        "architecture": (hf.get("architectures") or ["unnamed"])[0],
+        "vocab_size": require(hf, "vocab_size"),
+        "d_model": require(hf, "hidden_size"),
+        "d_ff": require(hf, "intermediate_size"),
+        "num_q_heads": num_heads,
+        "num_kv_heads": hf.get("num_key_value_heads") or num_heads,
+        "head_dim": head_dim(hf),
+        "attention_scale": head_dim(hf) ** -0.5,
+        "tie_embeddings": bool(hf.get("tie_word_embeddings")),
+        "dtype": dtype_name(hf),
+        "bos_token_id": hf.get("bos_token_id"),
+        "eos_token_ids": token_ids(hf.get("eos_token_id")),
+    } | changes
+
+
 def head_dim(hf: Mapping) -> int:
     """The head size, given or derived."""
     return int(hf.get("head_dim") or require(hf, "hidden_size") // require(hf, "num_attention_heads"))
@@ -50,20 +92,44 @@ def token_ids(value: object) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (int(value),)  # pyright: ignore[reportArgumentType]
 
 
-def rope(hf: Mapping, dim: int, *, theta_key: str = "rope_theta", scaling: Mapping | None = None) -> RopeConfig:
-    """A rope from `rope_theta` and a scaling dictionary, or from transformers 5's `rope_parameters`.
+def activation(hf: Mapping, key: str = "hidden_act") -> str:
+    """The decoder's name of an activation.
 
     Raises:
-        InputError: the scaling's type is not supported, or lacks one of its numbers.
+        InputError: it is not built.
     """
-    options = dict(scaling or {})
-    kind = options.get("rope_type") or options.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise InputError(f"config.json: rope scaling {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    missing = [name for name in _SCALING_NEEDS.get(kind, ()) if options.get(name) is None]
-    if missing:
-        raise InputError(f"config.json: rope scaling {kind!r} lacks {', '.join(missing)}")
-    theta = float(options.pop("rope_theta", None) or hf.get(theta_key) or 10000.0)
-    options = {"rope_type": kind} | {k: v for k, v in options.items() if k not in ("rope_type", "type")}
-    frozen = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items()))
-    return RopeConfig(theta, dim, () if kind == "default" else frozen)
+    name = require(hf, key)
+    if name not in _ACTIVATIONS:
+        raise InputError(f"config.json: {key}={name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def num_layers(hf: Mapping) -> int:
+    """How many layers there are."""
+    return int(require(hf, "num_hidden_layers"))
+
+
+def layer_types(hf: Mapping, otherwise: Sequence[str]) -> list[str]:
+    """The kind of each layer: listed in `layer_types`, or what the family's own rule says.
+
+    Raises:
+        InputError: the list has another length, or names a kind that is not built.
+    """
+    listed = hf.get("layer_types")
+    if not listed:
+        return list(otherwise)
+    if len(listed) != len(otherwise) or set(listed) - {SLIDING, FULL}:
+        raise InputError(
+            f"config.json: layer_types must name {len(otherwise)} layers as {SLIDING} or {FULL}, got {listed}"
+        )
+    return list(listed)
+
+
+def every_nth_full(count: int, n: int) -> list[str]:
+    """Layers of which every n-th sees all, and the others a window."""
+    return [SLIDING if (l + 1) % n else FULL for l in range(count)]
+
+
+def window_kinds(types: Sequence[str], window: int | None) -> tuple[LayerKind, ...]:
+    """Layers that differ by their window only."""
+    return tuple(LayerKind(window if kind == SLIDING else None) for kind in types)

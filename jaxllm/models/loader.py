@@ -55,7 +55,7 @@ def dummy_weights(program: DecoderProgram, dtype: jnp.dtype, shardings: Sharding
     values = {}
     for i, spec in enumerate(program.params):
         fill = functools.partial(
-            _random, spec.stored_shape, jnp.dtype(dtype), len(spec.shape) == 1, program.cfg.norm_offset
+            _random, spec.stored_shape, jnp.dtype(dtype), spec.role == "norm", program.cfg.norm_offset
         )
         values[spec.path] = jax.jit(fill, out_shardings=shardings(spec))(jax.random.key(seed + i))
     return jax.block_until_ready(weights_tree(values))
@@ -98,29 +98,30 @@ def _place_tensor(
     array: jax.Array, checkpoint: Checkpoint, piece: Piece, layer: int, stacked: bool, advance: Callable[[int], Any]
 ) -> jax.Array:
     """Fills one tensor's place in a parameter, chunk by chunk."""
-    name, rows, place = piece.name.format(l=layer), piece.shape[0], layer if stacked else 0
+    name, rows, place = piece.name.format(l=layer), piece.num_rows, layer if stacked else 0
+    row_shape, first = piece.shape[1:], piece.first_row
     if not piece.linear:
-        for start, stop in _chunks(rows, 1, 1, piece.shape, checkpoint.dtype(name)):
-            chunk = checkpoint.read(name, start, stop)
+        for start, stop in _chunks(rows, 1, 1, row_shape, checkpoint.dtype(name)):
+            chunk = checkpoint.read(name, first + start, first + stop)
             array = jax.block_until_ready(_set_rows(array, chunk, place, start, stacked))
             advance(chunk.size)
         return array
     run = rows // piece.units
-    for start, stop in _chunks(rows, run, array.shape[-1], piece.shape, checkpoint.dtype(name)):
-        chunk = checkpoint.read(name, start, stop)
-        chunk = chunk.reshape(-1, min(run, stop - start), piece.shape[1])
+    for start, stop in _chunks(rows, run, array.shape[-1], row_shape, checkpoint.dtype(name)):
+        chunk = checkpoint.read(name, first + start, first + stop)
+        chunk = chunk.reshape(-1, min(run, stop - start), *(row_shape or (1,)))  # a bias is a table of one column
         column = piece.column + start % run
         array = jax.block_until_ready(_set_columns(array, chunk, place, start // run, column, piece.units, stacked))
         advance(chunk.size)
     return array
 
 
-def _chunks(rows: int, run: int, line: int, shape: tuple[int, ...], dtype: np.dtype) -> list[tuple[int, int]]:
+def _chunks(rows: int, run: int, line: int, row_shape: tuple[int, ...], dtype: np.dtype) -> list[tuple[int, int]]:
     """Ranges of rows of at most CHUNK_BYTES: whole runs if one fits, else whole lines of a run, else part of a line.
 
     A line is what the last axis of the parameter holds.
     """
-    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
+    row_bytes = int(np.prod(row_shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     fitting = max(1, CHUNK_BYTES // row_bytes)
     inner, outer = (run, rows) if fitting >= run else (line, run) if fitting >= line else (1, line)
     step = fitting // inner * inner

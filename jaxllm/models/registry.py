@@ -1,5 +1,6 @@
 """Architecture name -> family. Knows which families exist; each family is a small file in families/."""
 
+import difflib
 import importlib
 from collections.abc import Mapping
 
@@ -7,8 +8,21 @@ from jaxllm.config.errors import InputError
 from jaxllm.models.family import Family
 
 _FAMILY_MODULES = {
-    "LlamaForCausalLM": "jaxllm.models.families.llama",
+    "CohereForCausalLM": "jaxllm.models.families.cohere",
+    "Cohere2ForCausalLM": "jaxllm.models.families.cohere2",
+    "Gemma2ForCausalLM": "jaxllm.models.families.gemma2",
     "Gemma3ForCausalLM": "jaxllm.models.families.gemma3",
+    "Glm4ForCausalLM": "jaxllm.models.families.glm4",
+    "GlmForCausalLM": "jaxllm.models.families.glm",
+    "GraniteForCausalLM": "jaxllm.models.families.granite",
+    "LlamaForCausalLM": "jaxllm.models.families.llama",
+    "MistralForCausalLM": "jaxllm.models.families.mistral",
+    "Olmo2ForCausalLM": "jaxllm.models.families.olmo2",
+    "Phi3ForCausalLM": "jaxllm.models.families.phi3",
+    "Qwen2ForCausalLM": "jaxllm.models.families.qwen2",
+    "Qwen3ForCausalLM": "jaxllm.models.families.qwen3",
+    "SmolLM3ForCausalLM": "jaxllm.models.families.smollm3",
+    "Starcoder2ForCausalLM": "jaxllm.models.families.starcoder2",
 }
 _registered: dict[str, Family] = {}
 
@@ -30,6 +44,18 @@ def find_family(hf_config: Mapping) -> tuple[str, Family]:
             return architecture, _registered[architecture]
         if architecture in _FAMILY_MODULES:
             return architecture, importlib.import_module(_FAMILY_MODULES[architecture]).FAMILY
-    named = ", ".join(architectures) or f"model_type {hf_config.get('model_type')!r} without `architectures`"
-    known = ", ".join(sorted({*_FAMILY_MODULES, *_registered}))
-    raise InputError(f"unsupported architecture: {named}; supported are {known}")
+    raise InputError(_unsupported(architectures, hf_config.get("model_type")))
+
+
+def supported() -> list[str]:
+    """Lists the architectures that can be run."""
+    return sorted({*_FAMILY_MODULES, *_registered})
+
+
+def _unsupported(architectures: list[str], model_type: object) -> str:
+    named = ", ".join(architectures) or f"model_type {model_type!r} without `architectures`"
+    near = [n for a in architectures for n in difflib.get_close_matches(a, supported(), n=3, cutoff=0.7)]
+    nearest = (
+        f"nearest to it are {', '.join(dict.fromkeys(near))}" if near else f"supported are {', '.join(supported())}"
+    )
+    return f"unsupported architecture: {named}; {nearest}; docs/adding-a-model.md says how to add one"

@@ -48,12 +48,13 @@ def choice(
     finish_reason: str | None,
     stop_reason: int | str | None,
     token_ids: Sequence[int] | None = None,
+    logprobs: Json | None = None,
 ) -> Json:
     """One choice, whole or a piece of it; `content` is what differs between chats and completions."""
     shaped = {
         "index": index,
         **content,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }

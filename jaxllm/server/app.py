@@ -20,7 +20,8 @@ from jaxllm.server.chat import chat_answer, chat_events
 from jaxllm.server.completions import completion_answer, completion_events
 from jaxllm.server.errors import ApiError, add_error_handlers, error_response
 from jaxllm.server.generation import Generator
-from jaxllm.server.metrics import ServerMetrics
+from jaxllm.server.logprobs import LogprobStyle
+from jaxllm.server.metrics import make_registry
 from jaxllm.server.prepare import prepare_chat, prepare_completions
 from jaxllm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from jaxllm.server.sse import EventStream
@@ -38,8 +39,8 @@ class Api:
         self.args = args
         self.names = args.model_names(model)
         self.started = int(time.time())
-        self.metrics = ServerMetrics(self.names[0], llm.limits.max_model_len, lambda: llm.stats)
-        self.generator = Generator(llm, self.metrics)
+        self.registry = make_registry(lambda: llm.books.read(self.names[0], llm.stats))
+        self.generator = Generator(llm)
 
     def check(self, body: GenerationRequest) -> None:
         """Refuses a model that is not served here, and everything once the engine is dead."""
@@ -58,6 +59,15 @@ class Api:
     def usage(self, num_prompt_tokens: int) -> Usage:
         return Usage(num_prompt_tokens, num_cached_tokens=0 if self.args.enable_prompt_tokens_details else None)
 
+    def logprob_style(self, body: GenerationRequest) -> LogprobStyle | None:
+        """Says how a request wants log-probabilities told; None if it wants none."""
+        if body.num_logprobs is None:
+            return None
+        named = frozenset(body.logprob_token_ids or ())
+        return LogprobStyle(
+            body.num_logprobs, named, bool(body.return_tokens_as_token_ids), tokenizer=self.llm.get_tokenizer()
+        )
+
     def card(self, name: str) -> Json:
         return model_card(name, self.model, self.started, self.llm.limits.max_model_len)
 
@@ -68,7 +78,7 @@ def build_app(llm: AsyncLLM, model: str, args: ServerArgs, *, log_stats_every: f
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        task = asyncio.create_task(log_stats(llm, api.metrics, log_stats_every)) if log_stats_every else None
+        task = asyncio.create_task(log_stats(llm, log_stats_every)) if log_stats_every else None
         yield
         if task is not None:
             task.cancel()
@@ -102,7 +112,7 @@ def _add_generation_routes(app: FastAPI, api: Api) -> None:
         api.check(body)
         request = await prepare_chat(api.llm, body)
         head, usage = api.head(request.request_id), api.usage(request.num_prompt_tokens)
-        rest = (api.generator, request, body, head, usage, api.args.response_role)
+        rest = (api.generator, request, body, head, usage, api.args.response_role, api.logprob_style(body))
         if body.stream:
             return EventStream(chat_events(*rest))
         return await _while_connected(http, lambda: chat_answer(*rest))
@@ -112,7 +122,8 @@ def _add_generation_routes(app: FastAPI, api: Api) -> None:
         api.check(body)
         requests = await prepare_completions(api.llm, body)
         head = api.head(requests[0].request_id.rpartition("-")[0])
-        rest = (api.generator, requests, body, head, api.usage(sum(each.num_prompt_tokens for each in requests)))
+        usage = api.usage(sum(each.num_prompt_tokens for each in requests))
+        rest = (api.generator, requests, body, head, usage, api.logprob_style(body))
         if body.stream:
             return EventStream(completion_events(*rest))
         return await _while_connected(http, lambda: completion_answer(*rest))
@@ -150,7 +161,7 @@ def _add_probe_routes(app: FastAPI, api: Api) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(api.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(api.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _while_connected(http: Request, answer: Callable[[], Awaitable[Json]]) -> Response:

@@ -1,4 +1,4 @@
-"""Runs prepared requests on AsyncLLM and books them. Knows deltas; no HTTP, no JSON."""
+"""Runs prepared requests on AsyncLLM, several side by side. Knows deltas; no HTTP, no JSON."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -6,28 +6,36 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from jaxllm.api.async_llm import AsyncLLM
+from jaxllm.api.logprobs import PositionLogprobs, PromptLogprobs
 from jaxllm.api.outputs import OutputDelta
-from jaxllm.server.metrics import ServerMetrics
 from jaxllm.server.prepare import PreparedRequest
 
 
 @dataclass(slots=True)
 class Answer:
-    """All that a request was given."""
+    """All that one sample was given; the prompt's log-probabilities are with the sample whose token came first."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class Answers:
+    """All samples of one request."""
+
+    samples: list[Answer]
     num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Generator:
-    """The engine and its books, as routes use them. Leaving an iteration, or cancelling a call, aborts the request."""
+    """The engine as routes use it. Leaving an iteration, or cancelling a call, aborts the request."""
 
-    def __init__(self, llm: AsyncLLM, metrics: ServerMetrics):
+    def __init__(self, llm: AsyncLLM):
         self._llm = llm
-        self._metrics = metrics
 
     async def stream(self, request: PreparedRequest) -> AsyncGenerator[OutputDelta]:
         """Yields what comes new for one request.
@@ -35,17 +43,9 @@ class Generator:
         Raises:
             RequestError, EngineDeadError: it was lost, with the cause.
         """
-        meter = self._metrics.start(request.num_prompt_tokens)
-        try:
-            async with aclosing(self._llm.stream(*request.as_arguments())) as deltas:
-                async for delta in deltas:
-                    meter.take(delta)
-                    yield delta
-        except Exception:
-            meter.end("error")
-            raise
-        finally:
-            meter.end("abort")  # the reader left: any other end is booked already
+        async with aclosing(self._llm.stream(*request.as_arguments())) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def stream_all(self, requests: Sequence[PreparedRequest]) -> AsyncGenerator[tuple[int, OutputDelta]]:
         """Yields what comes new for several requests, each with its place among them; the first error ends all."""
@@ -81,17 +81,26 @@ class Generator:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def run(self, requests: Sequence[PreparedRequest]) -> list[Answer]:
+    async def run(self, requests: Sequence[PreparedRequest]) -> list[Answers]:
         """Gives the whole answers, in order."""
-        texts: list[list[str]] = [[] for _ in requests]
-        answers = [Answer() for _ in requests]
+        texts: list[list[list[str]]] = [[[] for _ in range(request.params.n)] for request in requests]
+        answers = [Answers([Answer() for _ in range(request.params.n)]) for request in requests]
         async with aclosing(self.stream_all(requests)) as deltas:
             async for index, delta in deltas:
-                texts[index].append(delta.text)
-                answer = answers[index]
-                answer.token_ids += delta.token_ids
-                answer.num_cached_tokens = delta.num_cached_tokens
-                answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
+                texts[index][delta.index].append(delta.text)
+                _add(answers[index], delta)
         for answer, pieces in zip(answers, texts, strict=True):
-            answer.text = "".join(pieces)
+            for sample, text in zip(answer.samples, pieces, strict=True):
+                sample.text = "".join(text)
         return answers
+
+
+def _add(answers: Answers, delta: OutputDelta) -> None:
+    sample = answers.samples[delta.index]
+    sample.token_ids += delta.token_ids
+    sample.logprobs += delta.logprobs or ()
+    sample.finish_reason, sample.stop_reason = delta.finish_reason, delta.stop_reason
+    if delta.index == 0:
+        answers.num_cached_tokens = delta.num_cached_tokens
+    if delta.prompt_logprobs is not None:
+        answers.prompt_logprobs = delta.prompt_logprobs

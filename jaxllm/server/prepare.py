@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,17 @@ _NOT_TEMPLATE_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One prompt to run: what AsyncLLM.stream takes."""
+    """One prompt to run: what AsyncLLM.stream takes, and the text that the answer begins with.
+
+    The output of a request that wants none of it is dropped: the engine samples one token all the same.
+    """
 
     request_id: str
     prompt: TokenizedPrompt
     params: SamplingParams
     priority: int = 0
+    echo: str = ""
+    drops_output: bool = False
 
     def as_arguments(self) -> tuple[TokenizedPrompt, SamplingParams, str, int]:
         """Gives the arguments of AsyncLLM.stream."""
@@ -48,6 +53,8 @@ async def prepare_chat(llm: AsyncLLM, body: ChatRequest) -> PreparedRequest:
         InputError: the request cannot be answered as it is; ApiError names the field where one is at fault.
     """
     check_extra_fields(body.model_extra)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(f"top_logprobs={body.top_logprobs} needs logprobs=true", param="top_logprobs")
     tokenizer = llm.get_tokenizer()
     if tokenizer is None:
         raise ApiError("a chat needs a tokenizer, and this server has none: send token ids to /v1/completions")
@@ -136,8 +143,18 @@ def _checked(
 ) -> PreparedRequest:
     limit, num_prompt = llm.limits.max_model_len, len(prompt.token_ids)
     check_length(num_prompt, asked, asked_as, limit)
-    params = _sampling_params(body, default if asked is None else asked, llm.get_tokenizer() is not None)
-    llm.limits.check(prompt.token_ids, params)
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError("prompt_logprobs are not told in a stream: leave out stream", param="prompt_logprobs")
+    is_echo = isinstance(body, CompletionRequest) and body.echo
+    drops_output = is_echo and asked == 0
+    defaults = dict(llm.sampling_defaults)
+    of_model = defaults.pop("max_tokens", None)
+    if asked is None:
+        asked = default if of_model is None else min(of_model, limit - num_prompt)
+    if asked == 0:
+        asked = int(drops_output)
+    params = _sampling_params(body, defaults, asked, is_echo, llm.get_tokenizer() is not None)
+    params = llm.check_request(prompt, params)
     if body.cache_salt is not None:
         if not body.cache_salt:
             raise ApiError("cache_salt must be a non-empty string", param="cache_salt")
@@ -147,7 +164,16 @@ def _checked(
             f"priority={body.priority} needs a server with --scheduling-policy priority; leave it at 0",
             param="priority",
         )
-    return PreparedRequest(request_id, prompt, params, body.priority)
+    echo = _prompt_text(prompt, llm.get_tokenizer()) if is_echo else ""
+    return PreparedRequest(request_id, prompt, params, body.priority, echo, drops_output)
+
+
+def _prompt_text(prompt: TokenizedPrompt, tokenizer: Tokenizer | None) -> str:
+    if prompt.text is not None:
+        return prompt.text
+    if tokenizer is None:
+        raise ApiError("echo needs a tokenizer, and this server has none: use return_token_ids", param="echo")
+    return tokenizer.decode(prompt.token_ids)
 
 
 def check_length(num_prompt: int, asked: int | None, asked_as: str, limit: int) -> None:
@@ -172,17 +198,26 @@ def check_length(num_prompt: int, asked: int | None, asked_as: str, limit: int) 
         )
 
 
-def _sampling_params(body: GenerationRequest, max_tokens: int | None, detokenize: bool) -> SamplingParams:
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids")
-        if (value := getattr(body, name)) is not None
-    }
+def _sampling_params(
+    body: GenerationRequest, defaults: Mapping[str, Any], max_tokens: int | None, is_echo: bool, detokenize: bool
+) -> SamplingParams:
+    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    if is_echo and body.prompt_logprobs is None:
+        given["prompt_logprobs"] = body.num_logprobs
     return SamplingParams(
         max_tokens=max_tokens,
+        logprobs=body.num_logprobs,
         include_stop_str_in_output=body.include_stop_str_in_output,
         ignore_eos=body.ignore_eos,
         skip_special_tokens=body.skip_special_tokens,
         detokenize=detokenize,
-        **given,
+        extra_args=body.vllm_xargs,
+        **{**defaults, **given},
     )
+
+
+_SAMPLING_FIELDS = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs", "logprob_token_ids"),
+)

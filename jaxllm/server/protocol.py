@@ -36,6 +36,24 @@ class GenerationRequest(BaseModel):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     priority: int = 0
+    n: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args: the parameters of logits processors, by name
+    return_tokens_as_token_ids: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the best tokens are to be told at each position; None where no log-probability is."""
+        return 0 if self.logprob_token_ids else None
 
     @property
     def wants_usage(self) -> bool:
@@ -56,6 +74,12 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs or self.logprob_token_ids else None
 
 
 class CompletionRequest(GenerationRequest):
@@ -63,3 +87,9 @@ class CompletionRequest(GenerationRequest):
 
     # Checked by hand: a prompt may be 100,000 token ids, and pydantic would report each of them against each type.
     prompt: Annotated[str | list[str] | list[int] | list[list[int]], SkipValidation]
+    echo: bool = False
+    logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return super().num_logprobs if self.logprobs is None else self.logprobs

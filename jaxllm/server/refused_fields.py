@@ -7,28 +7,15 @@ from jaxllm.server.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-# The values that ask for nothing, besides None.
+# The values that ask for nothing, besides None. A field that one kind of request has is refused in the other.
 REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "logprob_token_ids": ([],),
-    "return_tokens_as_token_ids": (False,),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "repetition_detection": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -52,7 +39,6 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (),
     "spaces_between_special_tokens": (True,),
     "logits_processors": ([],),
-    "vllm_xargs": ({},),
     "kv_transfer_params": ({},),
 }
 

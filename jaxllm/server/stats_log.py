@@ -5,18 +5,18 @@ import logging
 import time
 
 from jaxllm.api.async_llm import AsyncLLM
-from jaxllm.server.metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
 
-async def log_stats(llm: AsyncLLM, metrics: ServerMetrics, every: float) -> None:
+async def log_stats(llm: AsyncLLM, every: float) -> None:
     """Logs what the engine does until cancelled; says nothing while nothing happens."""
-    then, prompt, generation = time.monotonic(), metrics.num_prompt_tokens, metrics.num_generation_tokens
+    books = llm.books
+    then, prompt, generation = time.monotonic(), books.num_prompt_tokens, books.num_generation_tokens
     while True:
         await asyncio.sleep(every)
         now, stats = time.monotonic(), llm.stats
-        new_prompt, new_generation = metrics.num_prompt_tokens - prompt, metrics.num_generation_tokens - generation
+        new_prompt, new_generation = books.num_prompt_tokens - prompt, books.num_generation_tokens - generation
         if stats.running or stats.waiting or new_prompt or new_generation:
             logger.info(
                 "running %d, waiting %d, KV use %.1f%%, prompt %.1f tok/s, generation %.1f tok/s",

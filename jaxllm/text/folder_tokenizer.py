@@ -47,6 +47,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         eos_token_ids=_eos_token_ids(folder, backend, named.get("eos_token")),
         chat_template=templates.get("default"),
         tool_chat_template=templates.get("tool_use"),
+        named_chat_templates=templates,
     )
 
 

@@ -7,13 +7,15 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from jaxllm.config.errors import InputError
-from jaxllm.text.gguf_byte_level import build_byte_level, word_split
+from jaxllm.text.gguf_byte_level import build_byte_level, word_rule
+from jaxllm.text.gguf_ends import end_token_ids
 from jaxllm.text.gguf_sentencepiece import build_sentencepiece
 from jaxllm.text.gguf_vocabulary import GGUFVocabulary, TokenType, read_vocabulary
 from jaxllm.text.tokenizer import Tokenizer
 
-# Ends of a text, of a turn, and of a message: a model stops at each.
-_ENDS = ("eos", "eot", "eom")
+_TEMPLATE = "tokenizer.chat_template"
+# Of Phi-3's added tokens only these keep the white space that follows them.
+_PHI3_KEEPING = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class _Model:
 
 
 _MODELS = {
-    "gpt2": _Model(build_byte_level, lambda vocabulary: word_split(vocabulary).add_bos),
+    "gpt2": _Model(build_byte_level, lambda vocabulary: word_rule(vocabulary).add_bos),
     "llama": _Model(build_sentencepiece, lambda vocabulary: True),
 }
 
@@ -45,17 +47,19 @@ def tokenizer_from_gguf(fields: Mapping[str, object]) -> Tokenizer:
         )
     vocabulary = _with_plain_spaces(read_vocabulary(fields))
     backend = model.build(vocabulary)
-    _add_tokens(backend, vocabulary)
+    ends = end_token_ids(vocabulary)
+    _add_tokens(backend, vocabulary, ends)
     _add_ends(backend, vocabulary, model.adds_bos(vocabulary))
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special_tokens = {name: vocabulary.token_of(field) for name, field in names.items()}
-    ends = [vocabulary.token_id(end) for end in _ENDS]
+    templates = _chat_templates(fields)
     return Tokenizer(
         backend,
         special_tokens={name: token for name, token in special_tokens.items() if token is not None},
-        eos_token_ids=[token_id for token_id in ends if token_id is not None],
-        chat_template=_template(fields, "tokenizer.chat_template"),
-        tool_chat_template=_template(fields, "tokenizer.chat_template.tool_use"),
+        eos_token_ids=ends,
+        chat_template=templates.get("default"),
+        tool_chat_template=templates.get("tool_use"),
+        named_chat_templates=templates,
     )
 
 
@@ -72,14 +76,21 @@ def _with_plain_spaces(vocabulary: GGUFVocabulary) -> GGUFVocabulary:
     return replace(vocabulary, tokens=tokens)
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary, ends: list[int]) -> None:
     """Has the tokens recognised that BPE must not make: control tokens (special) and user-defined ones (plain text)."""
-    special = {*vocabulary.ids_of(TokenType.CONTROL), *vocabulary.ids_of(TokenType.UNKNOWN)}
-    special.update(i for name in ("bos", *_ENDS) if (i := vocabulary.token_id(name)) is not None)
+    special = {*vocabulary.ids_of(TokenType.CONTROL), *vocabulary.ids_of(TokenType.UNKNOWN), *ends}
+    special.update(i for i in (vocabulary.token_id("bos"),) if i is not None)
     plain = set(vocabulary.ids_of(TokenType.USER_DEFINED)) - special
+    fields = vocabulary.fields
+    is_phi3 = fields.get("general.architecture") == "phi3" and fields.get("tokenizer.ggml.model") == "llama"
     backend.add_tokens(
         [
-            AddedToken(vocabulary.tokens[token_id], normalized=False, special=token_id in special)
+            AddedToken(
+                vocabulary.tokens[token_id],
+                normalized=False,
+                special=token_id in special,
+                rstrip=is_phi3 and vocabulary.tokens[token_id] not in _PHI3_KEEPING,
+            )
             for token_id in sorted(special | plain)
         ]
     )
@@ -107,8 +118,14 @@ def _add_ends(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary, bos_by_
     )
 
 
-def _template(fields: Mapping[str, object], key: str) -> str | None:
-    template = fields.get(key)
-    if not isinstance(template, str | None):
-        raise InputError(f"the GGUF metadata {key} must be a string, got {type(template).__name__}")
-    return template or None
+def _chat_templates(fields: Mapping[str, object]) -> dict[str, str]:
+    """Collects the templates by name; the one without a name is the default."""
+    templates: dict[str, str] = {}
+    for key, template in fields.items():
+        if key != _TEMPLATE and not key.startswith(f"{_TEMPLATE}."):
+            continue
+        if not isinstance(template, str):
+            raise InputError(f"the GGUF metadata {key} must be a string, got {type(template).__name__}")
+        if template:
+            templates[key.removeprefix(_TEMPLATE).removeprefix(".") or "default"] = template
+    return templates

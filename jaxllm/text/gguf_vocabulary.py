@@ -73,6 +73,8 @@ def read_vocabulary(fields: Mapping[str, object]) -> GGUFVocabulary:
         twice = next(token for token in tokens if token in seen or seen.add(token))
         raise InputError(f"the GGUF metadata lists the token {twice!r:.40} twice: convert the model again")
     types = _numbers(fields, "token_type", len(tokens)) or [TokenType.NORMAL] * len(tokens)
+    if not all(isinstance(kind, int) for kind in types):
+        raise InputError(f"the GGUF metadata {_PREFIX}token_type must be whole numbers: convert the model again")
     scores = _numbers(fields, "scores", len(tokens))
     return GGUFVocabulary(tokens, [int(kind) for kind in types], scores, _strings(fields, "merges"), fields)
 

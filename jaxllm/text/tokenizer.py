@@ -15,7 +15,8 @@ class Tokenizer:
     """Text to token ids and back, with the names of Hugging Face where they have one.
 
     `special_tokens` maps the names that chat templates use, such as "bos_token", to tokens. `eos_token_ids` starts with
-    the main one. `tool_chat_template` replaces `chat_template` for requests with tools, where a model has two.
+    the main one. `tool_chat_template` replaces `chat_template` for requests with tools, where a model has two; of
+    `named_chat_templates` a caller may choose one by its name.
     """
 
     def __init__(
@@ -26,12 +27,14 @@ class Tokenizer:
         eos_token_ids: Iterable[int] = (),
         chat_template: str | None = None,
         tool_chat_template: str | None = None,
+        named_chat_templates: Mapping[str, str] | None = None,
     ) -> None:
         self.backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.chat_template = chat_template
         self.tool_chat_template = tool_chat_template
+        self.named_chat_templates = dict(named_chat_templates or {})
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -131,10 +134,13 @@ class Tokenizer:
     ) -> str:
         """Renders messages through the chat template; other keywords are variables of the template.
 
+        `chat_template` is another template, or the name of one that the model has.
+
         Raises:
             InputError: there is no template, a message is malformed, or the template refuses it.
         """
-        template = chat_template or (self.tool_chat_template if tools else None) or self.chat_template
+        template = self.named_chat_templates.get(chat_template or "", chat_template)
+        template = template or (self.tool_chat_template if tools else None) or self.chat_template
         if template is None:
             raise InputError("this model has no chat template: give one with --chat-template, or send a plain prompt")
         return render_chat(

@@ -1,11 +1,11 @@
-"""Greedy and random choice over a [B, V] batch of logits without sorting. Knows rows only; no requests, no tokenizer.
+"""What turns a [B, V] batch of logits into tokens and scores, without sorting. Knows rows only; no requests, no text.
 
 The noise of a token is a counter hash of (seed, position, vocabulary index), the same whatever else is in the batch.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -32,30 +32,93 @@ def sample(
     return jnp.where(temperature == 0.0, greedy(logits), drawn)
 
 
+def penalize(
+    logits: Float[Array, "B V"],
+    num_output: Int[Array, "B V"],
+    in_prompt: Bool[Array, "B V"],
+    repetition: Float[Array, " B"],
+    frequency: Float[Array, " B"],
+    presence: Float[Array, " B"],
+) -> Float[Array, "B V"]:
+    """Makes tokens that have occurred less likely, or more so.
+
+    Repetition (Keskar et al., 2019, arXiv:1909.05858) divides the positive logits of all tokens of prompt and output
+    and multiplies the negative ones. Frequency is subtracted for each occurrence in the output, presence once.
+    """
+    factor = jnp.where((num_output > 0) | in_prompt, repetition[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / factor, logits * factor)
+    return logits - frequency[:, None] * num_output - presence[:, None] * (num_output > 0)
+
+
+def allow(logits: Float[Array, "B V"], bits: UInt32[Array, "B W"]) -> Float[Array, "B V"]:
+    """Gives -inf to every token whose bit is 0; the bit of token v is bit v % 32 of word v // 32."""
+    kept_BWb = (bits[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return jnp.where(kept_BWb.reshape(logits.shape[0], -1)[:, : logits.shape[1]] == 1, logits, -jnp.inf)
+
+
 def keep_top(
     logits: Float[Array, "B V"],
     temperature: Float[Array, " B"],
     top_k: Int[Array, " B"],
     top_p: Float[Array, " B"],
+    min_p: Float[Array, " B"] | None = None,
 ) -> Float[Array, "B V"]:
-    """Gives -inf to every token outside the top_k best, and then outside the nucleus of mass top_p of what is left.
+    """Gives -inf to tokens of less than min_p times the best one's probability, then to all but the top_k best of
+    what is left, then to all outside the nucleus of mass top_p of what is left.
 
-    The nucleus (Holtzman et al., 2020, arXiv:1904.09751) is that of softmax(logits / temperature). top_k <= 0 and
-    top_p >= 1 are off, and so are both at temperature 0. Equals at the threshold all stay.
+    Probabilities are those of softmax(logits / temperature). The nucleus is that of Holtzman et al. (2020,
+    arXiv:1904.09751), min_p that of Nguyen et al. (2024, arXiv:2407.01082). top_k <= 0, top_p >= 1 and min_p = 0 are
+    off, and so are all at temperature 0. Equals at a threshold all stay.
     """
     V = logits.shape[-1]
     logits = logits.astype(jnp.float32)
+    is_greedy = temperature == 0.0
+    scaled = (logits - logits.max(-1, keepdims=True)) / jnp.where(is_greedy, 1.0, temperature)[:, None]
     order = _sortable(logits)
-    k = jnp.where((top_k <= 0) | (temperature == 0.0), V, jnp.minimum(top_k, V))
-    keep = order >= _bisect(lambda mark: (order >= mark[:, None]).sum(-1) >= k, k.shape)[:, None]
-    off = (top_p >= 1.0) | (temperature == 0.0)
-    scaled = (logits - logits.max(-1, keepdims=True)) / jnp.where(off, 1.0, temperature)[:, None]
+    keep = jnp.ones_like(logits, bool)
+    if min_p is not None:
+        # A little below the logarithm: a token at the very threshold stays, whatever its rounding.
+        least = jnp.where(is_greedy | (min_p <= 0.0), -jnp.inf, jnp.log(jnp.maximum(min_p, 1e-30)) - 1e-6)
+        keep = scaled >= least[:, None]
+    k = jnp.where((top_k <= 0) | is_greedy, V, jnp.minimum(top_k, V))
+    k = jnp.minimum(k, keep.sum(-1))
+    keep &= order >= _bisect(lambda mark: (keep & (order >= mark[:, None])).sum(-1) >= k, k.shape)[:, None]
+    off = (top_p >= 1.0) | is_greedy
     mass = jnp.where(keep, jnp.exp(scaled), 0.0)
     wanted = top_p * mass.sum(-1)
     nucleus = _bisect(lambda mark: jnp.where(order >= mark[:, None], mass, 0.0).sum(-1) >= wanted, k.shape)
     nucleus = jnp.minimum(nucleus, order.max(-1))  # the best stays, also where a tiny top_p is 0 in float32
     keep &= off[:, None] | (order >= nucleus[:, None])
     return jnp.where(keep, logits, -jnp.inf)
+
+
+def rank(scores: Float[Array, "B V"], token: Int[Array, " B"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """Gives each row's score of its token, and the token's rank: 1 for the best, equals share theirs."""
+    own = jnp.take_along_axis(scores, token[:, None], axis=-1)
+    return own[:, 0], (scores > own).sum(-1, dtype=jnp.int32) + 1
+
+
+def best(scores: Float[Array, "B V"], k: int) -> tuple[Float[Array, "B k"], Int[Array, "B k"]]:
+    """Gives the k best scores of each row and their tokens, best first; of equals the lowest id first."""
+    if k == 0:
+        return jnp.zeros((scores.shape[0], 0), scores.dtype), jnp.zeros((scores.shape[0], 0), jnp.int32)
+    return jax.lax.platform_dependent(scores, cpu=lambda x: tuple(jax.lax.top_k(x, k)), default=lambda x: _best(x, k))
+
+
+def _best(scores: Float[Array, "B V"], k: int) -> tuple[Float[Array, "B k"], Int[Array, "B k"]]:
+    """One pass for each of the k; a GPU would sort the whole vocabulary instead."""
+    place = jnp.arange(scores.shape[0])
+
+    def take(i, carry):
+        left, values, tokens = carry
+        token = jnp.argmax(left, axis=-1).astype(jnp.int32)
+        values, tokens = values.at[:, i].set(left[place, token]), tokens.at[:, i].set(token)
+        return left.at[place, token].set(-jnp.inf), values, tokens
+
+    shape = (scores.shape[0], k)
+    start = (scores, jnp.zeros(shape, scores.dtype), jnp.zeros(shape, jnp.int32))
+    _, values, tokens = jax.lax.fori_loop(0, k, take, start)
+    return values, tokens
 
 
 def gumbel_noise(seed: UInt32[Array, "B 2"], position: Int[Array, " B"], vocab_size: int) -> Float[Array, "B V"]:

@@ -151,6 +151,47 @@ def test_bad_requests_are_refused_before_anything_runs(llm):
     run(twice())
 
 
+def test_what_is_frozen_by_a_pause_goes_on_with_the_same_tokens(llm):
+    async def paused(clear_cache: bool) -> list[list[int]]:
+        tasks = [asyncio.create_task(tokens_of(llm, i, greedy(60))) for i in range(4)]
+        while llm.stats.running < 4:
+            await asyncio.sleep(0.005)
+        await llm.pause_generation(mode="keep", clear_cache=clear_cache)
+        assert await llm.is_paused()
+        steps = llm.stats.num_steps
+        late = asyncio.create_task(tokens_of(llm, 4, greedy(60)))
+        await asyncio.sleep(0.1)
+        assert llm.stats.num_steps == steps
+        assert (llm.stats.kv_usage > 0) is not clear_cache
+        await llm.resume_generation()
+        return list(await asyncio.gather(*tasks, late))
+
+    undisturbed = [run(tokens_of(llm, i, greedy(60))) for i in range(5)]
+    for clear_cache in (False, True):
+        assert run(paused(clear_cache)) == undisturbed
+
+
+def test_a_pause_that_aborts_frees_everything_and_forgets_the_prefixes(llm):
+    async def paused() -> list[str]:
+        tasks = [asyncio.create_task(end_of(llm, i)) for i in range(4)]
+        while llm.stats.running < 4:
+            await asyncio.sleep(0.005)
+        await llm.pause_generation()
+        ends = await asyncio.gather(*tasks)
+        assert llm.stats.kv_usage == 0
+        assert await llm.reset_prefix_cache()
+        await llm.resume_generation()
+        return list(ends)
+
+    async def end_of(llm: AsyncLLM, i: int) -> str:
+        async for output in llm.generate(prompt(i), greedy(400)):
+            if output.finished:
+                return output.outputs[0].finish_reason or ""
+        return ""
+
+    assert run(paused()) == ["abort"] * 4
+
+
 def test_a_failed_step_reaches_its_requests_and_the_engine_goes_on(llm, alone, monkeypatch):
     runner = llm._built.runner
     execute, broken = runner.execute, threading.Event()

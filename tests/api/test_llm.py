@@ -131,8 +131,9 @@ def test_a_bad_prompt_is_one_line_and_nothing_runs(smollm2, prompts, message):
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"seed": 2**70}, "seed must fit in 64 bits"),
         ({"stop": [""]}, "stop must be non-empty strings"),
-        ({"n": 2}, "n=2 is not supported yet"),
-        ({"logprobs": 3}, "logprobs=3 is not supported yet"),
+        ({"n": 2, "temperature": 0}, "n must be 1 with temperature 0"),
+        ({"logprobs": -2}, "logprobs must be -1"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs=.* is not supported yet"),
     ],
 )
 def test_a_bad_sampling_param_is_one_line(options, message):
@@ -222,3 +223,28 @@ def test_an_interrupt_leaves_nothing_running(smollm2, monkeypatch):
         smollm2.generate(["Hello"] * 3, SamplingParams(max_tokens=50), use_tqdm=False)
     assert not smollm2._engine.has_work
     assert smollm2._engine.scheduler.stats.kv_usage == 0.0
+
+
+def test_what_a_model_says_about_sampling_holds_where_a_request_does_not(golden):
+    options = {"skip_tokenizer_init": True, "enforce_eager": True, "max_num_seqs": 2, "num_gpu_blocks_override": 32}
+    own = {"temperature": 0.0, "max_new_tokens": 5}
+    with LLM(str(golden / "llama"), override_generation_config=own, **options) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, top_p=0.9, top_k=20, max_tokens=5)
+        [default] = llm.generate([5, 6, 7], use_tqdm=False)
+        [asked] = llm.generate([5, 6, 7], llm.get_default_sampling_params(), use_tqdm=False)
+    assert len(default.outputs[0].token_ids) == 5
+    assert default.outputs == asked.outputs
+
+
+def test_overrides_change_what_the_model_computes(golden):
+    options = {"skip_tokenizer_init": True, "enforce_eager": True, "max_num_seqs": 2, "num_gpu_blocks_override": 32}
+    greedy, prompt = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True), list(range(3, 40))
+    found = []
+    for overrides in ({}, {"rope_scaling": {"factor": 1.0}}, {"max_position_embeddings": 256}):
+        with LLM(str(golden / "llama"), hf_overrides=overrides, **options) as llm:
+            found.append(llm.generate(prompt, greedy, use_tqdm=False)[0].outputs[0].token_ids)
+            assert llm._built.model.max_position == overrides.get("max_position_embeddings", 512)
+    assert found[1] != found[0]
+    assert found[2] == found[0]
+    with pytest.raises(InputError, match="hf_overrides: LlamaForCausalLM does not read 'rope_thetas'; did you mean"):
+        LLM(str(golden / "llama"), hf_overrides={"rope_thetas": 1.0}, **options)

@@ -49,7 +49,7 @@ def test_the_pages_code_generates_as_many_tokens_as_it_says(heron: dict[str, Any
 def test_the_family_is_what_the_page_says_of_it(heron: dict[str, Any]):
     cfg = heron["FAMILY"].configure(heron["config"])
     assert [kind.window for kind in cfg.layer_kinds] == [16, 16, None]
-    assert cfg.qk_norm
+    assert cfg.qk_norm == "head"
     assert "model.layers.2.self_attn.q_layernorm.weight" in tensors(heron)
 
 
@@ -62,7 +62,7 @@ def test_a_checkpoint_in_the_familys_names_loads_with_every_norm_in_its_place(he
         attention = llm._built.runner.weights["layers"]["attention"]
         for norm in ("q", "k"):
             names = [f"model.layers.{l}.self_attn.{norm}_layernorm.weight" for l in range(3)]
-            np.testing.assert_array_equal(attention[f"{norm}_norm"], [checkpoint[name] for name in names])
+            np.testing.assert_array_equal(attention[f"{norm}_norm"]["scale"], [checkpoint[name] for name in names])
 
 
 def test_a_tensor_that_the_family_does_not_name_is_refused(heron: dict[str, Any]):

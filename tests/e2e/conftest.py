@@ -11,6 +11,7 @@ import pytest
 from jaxllm import SamplingParams
 from jaxllm.config.engine_args import engine_args
 from jaxllm.engine.build import BuiltEngine, build_engine, find_model
+from jaxllm.engine.scores import TokenScores
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -28,6 +29,8 @@ class Driver:
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.errors: dict[str, str | None] = {}
+        self.scores: dict[str, list[TokenScores]] = {}
+        self.prompt_scores: dict[str, tuple[TokenScores | None, ...]] = {}
 
     def add(self, name: str, prompt_ids: list[int], params: SamplingParams) -> None:
         self.tokens[name] = []
@@ -49,6 +52,11 @@ class Driver:
         for update in updates:
             assert update.request_id not in self.ends, "a request ended twice"
             self.tokens[update.request_id] += update.token_ids
+            if update.scores is not None:
+                self.scores.setdefault(update.request_id, []).extend(update.scores.tokens)
+                if update.scores.prompt is not None:
+                    assert update.request_id not in self.prompt_scores, "a prompt was told twice"
+                    self.prompt_scores[update.request_id] = update.scores.prompt
             if update.finish_reason is not None:
                 self.ends[update.request_id] = update.finish_reason
                 self.errors[update.request_id] = update.error

@@ -9,47 +9,91 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.engine.input_builder import PackedStep
 from jaxllm.engine.step_inputs import host_views, packed_size
+from jaxllm.models.read_config import read_config
+from jaxllm.models.registry import find_family
+from jaxllm.scheduler.kv_groups import KVGroups
 
-FAMILIES = ("llama", "llama_tied", "llama_fp16_sharded", "gemma3_text")
-REAL = Path(__file__).parents[1] / "golden" / "real"
+GOLDEN = Path(__file__).parents[1] / "golden"
+# Their ropes depend on the longest context of the run: unchanged up to these lengths.
+UNCHANGED_UPTO = {"phi4_mini": 48, "llama_dynamic": 64}
+MADE = sorted(file.parent.name for file in GOLDEN.glob("*/golden.json"))
+FAMILIES = [name for name in MADE if name not in UNCHANGED_UPTO]
+REAL = GOLDEN / "real"
 
 
 def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
-def prompt_logits(driver, prompt_ids: list[int]) -> np.ndarray:
-    """Logits of the last prompt token, through the same cache and table as a step."""
+def prompt_logits(driver, prompts: list[list[int]]) -> np.ndarray:
+    """Logits of the last token of each prompt, all in one step, through the same cache and tables as any other."""
     runner, buckets = driver.built.runner, driver.built.buckets
-    groups = runner.program.num_groups
-    num_blocks = -(-len(prompt_ids) // runner.program.block_size)
-    shape = buckets.shape(len(prompt_ids), 1, num_blocks, "greedy")
+    groups, block_size, last = runner.program.num_groups, runner.program.block_size, np.cumsum([*map(len, prompts)]) - 1
+    shape = buckets.shape(int(last[-1]) + 1, len(prompts), max(-(-len(p) // block_size) for p in prompts), "greedy")
     packed = np.zeros(packed_size(shape, groups), np.int32)
     inputs = host_views(packed, shape, groups)
-    length = len(prompt_ids)
-    inputs.token[:length] = prompt_ids
-    inputs.position[:length] = range(length)
-    inputs.position[length:] = -1
-    inputs.query_start[1:] = length
-    inputs.context_len[0] = length
-    for group in range(groups):
-        inputs.block_table[group, 0, :num_blocks] = 1 + group * num_blocks + np.arange(num_blocks)
-    return runner.logits(PackedStep(shape, packed))[length - 1]
+    inputs.position[:] = -1
+    inputs.query_start[1:] = last[-1] + 1
+    next_block, start = 1, 0
+    for request, prompt in enumerate(prompts):
+        tokens, width = slice(start, start + len(prompt)), -(-len(prompt) // block_size)
+        inputs.token[tokens], inputs.request[tokens] = prompt, request
+        inputs.position[tokens] = range(len(prompt))
+        inputs.query_start[request + 1], inputs.context_len[request] = tokens.stop, len(prompt)
+        for group in range(groups):
+            inputs.block_table[group, request, :width] = next_block + np.arange(width)
+            next_block += width
+        start = tokens.stop
+    return runner.logits(PackedStep(shape, packed))[last]
+
+
+def check_tokens(driver, cases: list[dict]) -> None:
+    for i, case in enumerate(cases):
+        driver.add(str(i), case["prompt_ids"], greedy(32))
+    driver.run()
+    for i, case in enumerate(cases):
+        assert driver.tokens[str(i)] == case["output_ids"]
+        assert driver.ends[str(i)] == "length"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_and_first_logits_equal_the_goldens(family, engine_of, golden_cases):
     cases = golden_cases(family)
     with engine_of(family, max_num_seqs=8, max_num_batched_tokens=256, kv_cache_memory_bytes=8 << 20) as driver:
-        for i, case in enumerate(cases):
-            driver.add(str(i), case["prompt_ids"], greedy(32))
-        driver.run()
-        for i, case in enumerate(cases):
-            assert driver.tokens[str(i)] == case["output_ids"]
-            assert driver.ends[str(i)] == "length"
-        for case in cases:
-            logits = prompt_logits(driver, case["prompt_ids"])
-            np.testing.assert_allclose(logits, case["logits_first"], atol=1e-3, rtol=0)
+        check_tokens(driver, cases)
+        logits = prompt_logits(driver, [case["prompt_ids"] for case in cases])
+        np.testing.assert_allclose(logits, [case["logits_first"] for case in cases], atol=1e-3, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_goldens_hold_in_chunks_and_in_a_pool_that_preempts(family, engine_of, golden_cases):
+    config = json.loads((GOLDEN / family / "config.json").read_text())
+    windows = read_config(find_family(config)[1], config).kv_layout.windows
+    small = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 176, "block_size": 8}
+    num_blocks = 1 + KVGroups(windows).num_blocks(176, 8, 24)
+    with engine_of(family, **small, num_gpu_blocks_override=num_blocks) as driver:
+        check_tokens(driver, golden_cases(family))
+        assert driver.engine.scheduler.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("family", [name for name in MADE if name in UNCHANGED_UPTO])
+def test_ropes_that_depend_on_the_longest_context_equal_the_goldens_on_both_sides(family, engine_of, golden_cases):
+    limit, cases = UNCHANGED_UPTO[family], golden_cases(family)
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 8 << 20}
+    short = [case for case in cases if len(case["prompt_ids"]) + 32 <= limit]
+    with engine_of(family, **options, max_model_len=limit) as driver:
+        check_tokens(driver, short)
+    # transformers stretches a dynamic rope again with every token: only a first token's context is as long as the run.
+    long = [case for case in cases if len(case["prompt_ids"]) > limit]
+    lengths = {len(case["prompt_ids"]) for case in long} if family == "llama_dynamic" else {512}
+    for length in lengths:
+        with engine_of(family, **options, max_model_len=length) as driver:
+            equal = [case for case in long if family != "llama_dynamic" or len(case["prompt_ids"]) == length]
+            logits = prompt_logits(driver, [case["prompt_ids"] for case in equal])
+            np.testing.assert_allclose(logits, [case["logits_first"] for case in equal], atol=1e-3, rtol=0)
+            if family != "llama_dynamic":
+                check_tokens(driver, equal)
 
 
 def check_real(llm: LLM, name: str) -> None:
@@ -58,8 +102,7 @@ def check_real(llm: LLM, name: str) -> None:
     for output, result in zip(llm.generate(prompts, greedy(64), use_tqdm=False), results, strict=True):
         assert output.outputs[0].token_ids == result["output_ids"]
     driver = type("Built", (), {"built": llm._built})
-    for result in results:
-        logits = prompt_logits(driver, result["prompt_ids"])
+    for result, logits in zip(results, prompt_logits(driver, [r["prompt_ids"] for r in results]), strict=True):
         top = [logits[token] for token, _ in result["first_step_top10"]]
         np.testing.assert_allclose(top, [value for _, value in result["first_step_top10"]], atol=1e-3, rtol=0)
         assert int(logits.argmax()) == result["first_step_top10"][0][0]

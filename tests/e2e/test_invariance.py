@@ -11,7 +11,7 @@ ROOMY = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "num_gpu_blocks_over
 
 
 def requests(cases: list[dict], count: int, seed: int = 0) -> dict[str, tuple[list[int], SamplingParams]]:
-    """A mix of lengths, greedy and sampled, with top_k, top_p and 64-bit seeds."""
+    """A mix of lengths, greedy and sampled, with 64-bit seeds and every sampling field."""
     rng = random.Random(seed)
     mixed = {}
     for i in range(count):
@@ -25,7 +25,17 @@ def requests(cases: list[dict], count: int, seed: int = 0) -> dict[str, tuple[li
                 temperature=rng.choice([0.5, 1.0, 1.7]),
                 top_k=rng.choice([0, 5, 40]),
                 top_p=rng.choice([1.0, 0.8]),
+                min_p=rng.choice([0.0, 0.05]),
                 seed=rng.getrandbits(64),
+            )
+        if i % 4 == 1:  # the token before the last one is on the device only: these depend on it all the same
+            params = params.replace(
+                repetition_penalty=rng.choice([1.0, 1.3]),
+                frequency_penalty=rng.choice([0.0, 0.5]),
+                presence_penalty=0.5,
+                logit_bias={rng.randrange(300): 3.0},
+                bad_word_token_ids=tuple((rng.randrange(300), rng.randrange(300)) for _ in range(40)),
+                allowed_token_ids=list(range(40, 300)) if i % 8 == 1 else None,
             )
         mixed[f"r{i}"] = (prompt, params)
     return mixed

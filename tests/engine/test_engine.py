@@ -8,8 +8,9 @@ import pytest
 from jaxllm import SamplingParams
 from jaxllm.config.errors import InputError
 from jaxllm.engine.buckets import make_buckets
-from jaxllm.engine.engine import Engine, EngineLimits
+from jaxllm.engine.engine import Engine
 from jaxllm.engine.input_builder import InputBuilder, PackedStep
+from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.step_inputs import host_views
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.block_pool import BlockPool
@@ -29,6 +30,9 @@ class Answer:
         if self._step in self._runner.fail_reads:
             raise RuntimeError("the device fell over\nsecond line")
         return self._tokens
+
+    def read_scores(self) -> None:
+        return None
 
 
 class EchoRunner:
@@ -58,6 +62,13 @@ class EchoRunner:
                 self.last[inputs.row[b]] = tokens[-1]
         return Answer(self, tokens, self.steps)
 
+    @property
+    def weights(self) -> dict:
+        return {}
+
+    def set_weights(self, weights: dict) -> None:
+        raise AssertionError("there are none")
+
     def reset(self) -> None:
         self.resets += 1
         self.last = [-500] * (ROWS + 1)
@@ -71,7 +82,7 @@ def make_engine(runner: EchoRunner, num_blocks: int = 65, timeout: float = 60.0,
         KVGroups(),
     )
     limits = EngineLimits(vocab_size=VOCAB, max_model_len=MAX_LEN, eos_token_ids=eos)
-    builder = InputBuilder(buckets, ROWS, MAX_LEN // BLOCK, 1)
+    builder = InputBuilder(buckets, ROWS, MAX_LEN // BLOCK, 1, vocab_size=VOCAB)
     return Engine(scheduler, builder, runner, limits, Watchdog(timeout))
 
 

@@ -10,7 +10,7 @@ from jaxllm.engine.step_inputs import UNKNOWN_TOKEN, host_views
 from jaxllm.scheduler.batch import Scheduled, ScheduledBatch
 from jaxllm.scheduler.request import Request
 
-ROWS, MAX_BLOCKS, GROUPS = 8, 12, 2
+ROWS, MAX_BLOCKS, GROUPS, VOCAB = 8, 12, 2, 300
 BUCKETS = make_buckets(ROWS, 64, MAX_BLOCKS, coarse=False)
 
 
@@ -28,12 +28,12 @@ def scheduled(request, row, start, count, samples=True):
 
 @pytest.fixture
 def builder():
-    return InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, seed=5)
+    return InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, vocab_size=VOCAB, seed=5)
 
 
 def build(builder, *items):
     """The shape and the fields of a step, as arrays."""
-    shape, packed, _ = builder.build(ScheduledBatch(items, (), 1))
+    shape, packed, *_ = builder.build(ScheduledBatch(items, (), 1))
     assert packed.dtype == np.int32
     return shape, host_views(packed, shape, GROUPS)
 
@@ -111,7 +111,6 @@ def test_a_row_keeps_nothing_of_its_owner_before(builder):
     shape, inputs = build(builder, scheduled(second, 2, 0, 3))
     assert shape.variant == "greedy"
     assert inputs.block_table[:, 0, :4].tolist() == [[7, 0, 0, 0], [8, 0, 0, 0]]
-    assert (inputs.temperature[0], inputs.top_k[0], inputs.seed[0].tolist()) == (0.0, 0, [0, 0])
 
 
 def test_a_request_that_was_preempted_and_comes_back_to_its_row_gets_its_new_blocks(builder):
@@ -141,50 +140,45 @@ def test_each_step_gets_an_array_of_its_own(builder):
     assert not np.shares_memory(first.token, second.token)
 
 
-def test_the_variant_is_the_least_that_the_sampling_rows_need(builder):
-    greedy, sampled = make_request([1, 2]), make_request([1, 2], temperature=1.0)
-    top_k, top_p = make_request([1, 2], temperature=1.0, top_k=3), make_request([1, 2], temperature=1.0, top_p=0.5)
+def test_the_step_chooses_only_where_all_are_greedy(builder):
+    greedy, sampled, scored = make_request([1, 2]), make_request([1, 2], temperature=1.0), make_request([1], logprobs=0)
     greedy_top_p = make_request([1, 2], top_p=0.5)
 
     def variant(*requests, samples=True):
         items = [scheduled(request, row, 0, 2, samples) for row, request in enumerate(requests)]
-        return build(builder, *items)[0].variant
+        step = builder.build(ScheduledBatch(tuple(items), (), 1))
+        assert (step.sampling is None) == (step.shape.variant == "greedy")
+        return step.shape.variant
 
     assert variant(greedy, greedy_top_p) == "greedy"
-    assert variant(greedy, sampled) == "sampled"
-    assert variant(top_k, sampled) == "full"
-    assert variant(greedy, top_p) == "full"
-    assert variant(top_p, samples=False) == "greedy"  # a chunk in the middle of a prompt samples nothing
+    assert variant(greedy, sampled) == "logits"
+    assert variant(scored, greedy) == "logits"
+    assert variant(sampled, samples=False) == "greedy"  # a chunk in the middle of a prompt samples nothing
 
 
-@pytest.mark.parametrize(
-    ("seed", "low", "high"),
-    [
-        (7, 7, 0),
-        (1 << 32, 0, 1),
-        (2**64 - 1, 2**32 - 1, 2**32 - 1),
-        (-1, 2**32 - 1, 2**32 - 1),
-        (0xDEADBEEF_12345678, 0x12345678, 0xDEADBEEF),
-    ],
-)
-def test_all_64_bits_of_a_seed_travel(builder, seed, low, high):
-    _, inputs = build(builder, scheduled(make_request([1], temperature=1.5, seed=seed), 0, 0, 1))
-    assert inputs.seed[0].tolist() == [low, high]
-    assert inputs.seed.dtype == np.uint32
-
-
-def test_sampling_numbers_travel_with_their_row(builder):
-    mine = make_request([1], temperature=1.5, top_p=0.25, top_k=40)
-    plain = make_request([1], temperature=0.5, top_k=-1)
-    _, inputs = build(builder, scheduled(plain, 5, 0, 1), scheduled(mine, 1, 0, 1))
-    assert inputs.temperature[:2].tolist() == [0.5, 1.5]
-    assert inputs.top_p[:2].tolist() == [1.0, 0.25]
-    assert inputs.top_k[:2].tolist() == [0, 40]
+def test_scored_prompts_name_each_token_and_the_one_before_it(builder):
+    plain = make_request(range(100, 110))
+    first = make_request(range(200, 207), prompt_logprobs=1)
+    late = make_request(range(50, 60), prompt_logprobs=3, prompt_logprob_start=4)
+    ended = make_request([7, 8], [9], prompt_logprobs=0)
+    items = (
+        scheduled(plain, 0, 0, 4, False),
+        scheduled(first, 1, 2, 5),
+        scheduled(late, 2, 1, 6, False),
+        scheduled(ended, 3, 2, 1),
+    )
+    step = builder.build(ScheduledBatch(items, (), 1))
+    assert step.shape.variant == "hidden"
+    assert step.sampling is not None  # two of them sample, and a step that gives hidden states chooses nothing
+    prompt = step.prompt
+    assert prompt.index_and_token.tolist() == [[4, 5, 6, 7, 11, 12, 13, 14], [203, 204, 205, 206, 54, 55, 56, 57]]
+    assert prompt.runs == ((first, 3, 4), (late, 4, 4))
+    assert prompt.num_best == 8
 
 
 def test_drawn_seeds_follow_from_the_engines_seed():
     def draws(seed):
-        builder = InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, seed)
+        builder = InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, vocab_size=VOCAB, seed=seed)
         return [builder.draw_seed() for _ in range(50)]
 
     assert draws(5) == draws(5) != draws(6)

@@ -1,11 +1,10 @@
 import dataclasses
-import math
 
-import numpy as np
 import pytest
 
 from jaxllm.config.errors import InputError
-from jaxllm.models.config import LayerKind, ModelConfig, RopeConfig, kv_layout
+from jaxllm.models.config import LayerKind, ModelConfig, kv_layout
+from jaxllm.models.rope import RopeConfig
 
 SMALL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -21,56 +20,6 @@ SMALL = ModelConfig(
     norm_eps=1e-6,
     attention_scale=0.5,
 )
-
-
-def plain(theta: float, dim: int) -> list[float]:
-    return [theta ** (-2 * i / dim) for i in range(dim // 2)]
-
-
-def close(found: np.ndarray, expected: list[float]) -> None:
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=3e-6)
-
-
-def test_default_frequencies_are_powers_of_theta():
-    close(RopeConfig(10_000.0, 16).inv_freq(), plain(10_000.0, 16))
-    close(RopeConfig(500_000.0, 128).inv_freq(), plain(500_000.0, 128))
-
-
-def test_linear_scaling_divides_every_frequency():
-    rope = RopeConfig(1e6, 32, (("factor", 8.0), ("rope_type", "linear")))
-    close(rope.inv_freq(), [freq / 8 for freq in plain(1e6, 32)])
-
-
-def test_factors_divide_each_frequency_by_its_own():
-    factors = (1.0, 2.0, 5.0, 32.0)
-    rope = RopeConfig(1e4, 8, (("factors", factors), ("rope_type", "factors")))
-    close(rope.inv_freq(), [freq / factor for freq, factor in zip(plain(1e4, 8), factors, strict=True)])
-
-
-def test_llama3_scaling_keeps_short_waves_divides_long_ones_and_blends_between():
-    numbers = {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    found = RopeConfig(5e5, 128, (("rope_type", "llama3"), *numbers.items())).inv_freq()
-    expected, kinds = [], set()
-    for freq in plain(5e5, 128):
-        wavelength = 2 * math.pi / freq
-        if wavelength < 8192 / 4:
-            kinds.add("kept")
-            expected.append(freq)
-        elif wavelength > 8192 / 1:
-            kinds.add("divided")
-            expected.append(freq / 8)
-        else:
-            kinds.add("blended")
-            smooth = (8192 / wavelength - 1) / (4 - 1)
-            expected.append((1 - smooth) * freq / 8 + smooth * freq)
-    assert kinds == {"kept", "divided", "blended"}
-    close(found, expected)
 
 
 def test_layers_of_one_kind_form_one_group():

@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 from jaxllm.kernels.select import select
 from jaxllm.mesh.build import build_mesh
 from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
-from jaxllm.models.decoder import Kernels, StepContext
 from jaxllm.models.forward import build_program, project, rope_tables, run_layers, weights_tree
 from jaxllm.models.loader import load_weights
 from jaxllm.models.registry import find_family
+from jaxllm.models.step_context import Kernels, StepContext
 
 BLOCK_SIZE = 8
 KERNELS = Kernels(*(select(name, platform="cpu") for name in Kernels._fields))

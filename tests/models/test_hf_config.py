@@ -2,14 +2,7 @@ import pytest
 
 from jaxllm.config.errors import InputError
 from jaxllm.models import hf_config
-from jaxllm.models.config import RopeConfig
-
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+from jaxllm.models.config import LayerKind
 
 
 def test_a_missing_field_names_itself_and_the_architecture():
@@ -44,40 +37,24 @@ def test_eos_ids_and_dtype_come_in_several_spellings():
     assert hf_config.dtype_name({}) == "float32"
 
 
-def test_both_spellings_of_rope_give_the_same():
-    old = hf_config.rope({"rope_theta": 5e5}, 16, scaling={"type": "llama3", **LLAMA3})
-    new = hf_config.rope({}, 16, scaling={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
-    assert old == new
-    assert old.theta == 5e5
-    assert dict(old.scaling) == {"rope_type": "llama3", **LLAMA3}
-    assert hash(old) == hash(new)
+def test_activations_are_known_by_all_their_names():
+    assert hf_config.activation({"hidden_act": "gelu_pytorch_tanh"}) == "gelu_tanh"
+    assert hf_config.activation({"hidden_activation": "swish"}, "hidden_activation") == "silu"
+    with pytest.raises(InputError, match="hidden_act='relu2' is not supported; supported are silu, "):
+        hf_config.activation({"hidden_act": "relu2"})
 
 
-def test_plain_rope_is_the_default():
-    plain = RopeConfig(10_000.0, 16)
-    assert hf_config.rope({}, 16) == plain
-    assert hf_config.rope({"rope_theta": 10_000}, 16, scaling={"rope_type": "default", "rope_theta": 1e4}) == plain
+def test_a_familys_defaults_fill_what_is_absent_and_leave_nulls():
+    filled = hf_config.Filled({"a": None, "b": 2}, a=1, b=1, c=1)
+    assert [filled["a"], filled["b"], filled["c"]] == [None, 2, 1]
+    assert dict(filled) == {"a": None, "b": 2, "c": 1}
+    assert len(filled) == 3
+    assert filled.get("d") is None
 
 
-def test_factors_are_frozen():
-    rope = hf_config.rope({}, 4, scaling={"rope_type": "factors", "factors": [1.0, 2.5]})
-    assert dict(rope.scaling)["factors"] == (1.0, 2.5)
-    assert isinstance(hash(rope), int)
-
-
-def test_an_unknown_scaling_is_refused_with_the_known_ones():
-    with pytest.raises(InputError, match="rope scaling 'longrope' is not supported; supported are default, linear, "):
-        hf_config.rope({}, 16, scaling={"type": "longrope", "factor": 2.0})
-
-
-@pytest.mark.parametrize(
-    ("scaling", "missing"),
-    [
-        ({"type": "linear"}, "'linear' lacks factor"),
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "lacks high_freq_factor, original_max_pos"),
-        ({"rope_type": "factors"}, "'factors' lacks factors"),
-    ],
-)
-def test_a_scaling_without_its_numbers_is_refused(scaling, missing):
-    with pytest.raises(InputError, match=missing):
-        hf_config.rope({}, 16, scaling=scaling)
+def test_layers_are_listed_or_follow_the_familys_rule():
+    assert hf_config.every_nth_full(4, 2) == ["sliding_attention", "full_attention"] * 2
+    types = hf_config.layer_types({}, ["full_attention"])
+    assert types == ["full_attention"]
+    types = hf_config.layer_types({"layer_types": ["sliding_attention", "full_attention"]}, ["full_attention"] * 2)
+    assert hf_config.window_kinds(types, 16) == (LayerKind(16), LayerKind(None))

@@ -81,7 +81,7 @@ def placed_by_hand(tensors, cfg):
         "layers.mlp.gate_up_proj": np.zeros((L, D, 2, F), np.float32),
         "layers.mlp.down_proj": np.zeros((L, F, D), np.float32),
         "embedding.tokens": tensors["model.embed_tokens.weight"],
-        "head.norm": tensors["model.norm.weight"],
+        "head.norm.scale": tensors["model.norm.weight"],
     }
     if "lm_head.weight" in tensors:
         expected["head.proj"] = tensors["lm_head.weight"]
@@ -104,7 +104,7 @@ def placed_by_hand(tensors, cfg):
         norms |= {"post_mlp_norm": "post_feedforward_layernorm"}
         norms |= {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
     for ours, theirs in norms.items():
-        expected[f"layers.{ours}"] = np.stack([tensors[f"model.layers.{l}.{theirs}.weight"] for l in range(L)])
+        expected[f"layers.{ours}.scale"] = np.stack([tensors[f"model.layers.{l}.{theirs}.weight"] for l in range(L)])
     return expected
 
 
@@ -150,7 +150,7 @@ def test_chunks_cover_every_row_once_and_never_straddle(monkeypatch):
     ]:
         monkeypatch.setattr(loader, "CHUNK_BYTES", fitting * 4 * 10 + 3)
         run = rows // units
-        chunks = loader._chunks(rows, run, line, (rows, 10), np.dtype(np.float32))
+        chunks = loader._chunks(rows, run, line, (10,), np.dtype(np.float32))
         assert [row for start, stop in chunks for row in range(start, stop)] == list(range(rows))
         for start, stop in chunks:
             assert stop - start <= fitting

@@ -10,12 +10,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import pytest
 import tokenizers
 import uvicorn
@@ -27,8 +28,11 @@ from jaxllm.api.start import Started
 from jaxllm.config.server_args import ServerArgs
 from jaxllm.engine.buckets import make_buckets
 from jaxllm.engine.build import BuiltEngine, StartTimes
-from jaxllm.engine.engine import Engine, EngineLimits
+from jaxllm.engine.engine import Engine
 from jaxllm.engine.input_builder import InputBuilder, PackedStep
+from jaxllm.engine.limits import EngineLimits
+from jaxllm.engine.model_runner import StepScores
+from jaxllm.engine.sampler import ScoreArrays
 from jaxllm.engine.step_inputs import host_views
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.block_pool import BlockPool
@@ -47,13 +51,25 @@ ROOT = Path(__file__).parents[2]
 class Read:
     """Tokens of a step that is over at once, or that failed."""
 
-    def __init__(self, tokens: list[int] | Exception):
-        self._tokens = tokens
+    def __init__(self, tokens: list[int] | Exception, scores: StepScores | None = None):
+        self._tokens, self._scores = tokens, scores
 
     def read(self) -> list[int]:
         if isinstance(self._tokens, Exception):
             raise self._tokens
         return self._tokens
+
+    def read_scores(self) -> StepScores | None:
+        return self._scores
+
+
+def scores_of(tokens: Sequence[int], num_best: int, num_named: int = 0) -> ScoreArrays[np.ndarray]:
+    """Every token is the best at its place with -0.25; the k-th best is the k-th id from it, with -0.25 times k."""
+    ids = np.asarray(tokens)[:, None] + np.arange(num_best)
+    best = np.tile(-0.25 * np.arange(1, num_best + 1, dtype=np.float32), (len(tokens), 1))
+    named = np.full((len(tokens), num_named), -7.0, np.float32)
+    count = len(tokens)
+    return ScoreArrays(np.full(count, -0.25, np.float32), np.ones(count, np.int32), best, ids % 256, named)
 
 
 class AlphabetRunner:
@@ -70,7 +86,13 @@ class AlphabetRunner:
         if self.failure is not None:
             return Read(self.failure)
         lengths = host_views(step.packed, step.shape, 1).context_len.tolist()
-        return Read([self._letters[length % 26] for length in lengths])
+        tokens = [self._letters[length % 26] for length in lengths]
+        sampler = None if step.sampling is None else step.sampling.layout.shape
+        scores = None
+        if sampler is not None and sampler.has_scores:
+            scores = scores_of(tokens, sampler.num_best, sampler.num_named)
+        prompt = step.prompt and scores_of(step.prompt.index_and_token[1].tolist(), step.prompt.num_best)
+        return Read(tokens, StepScores(scores, () if prompt is None else (prompt,)))
 
     def reset(self) -> None:
         if self.reset_failure is not None:
@@ -100,7 +122,7 @@ def alphabet_llm(tokenizer: Tokenizer | None) -> tuple[AsyncLLM, AlphabetRunner]
         KVGroups((None,)),
     )
     buckets = make_buckets(MAX_NUM_SEQS, 64, MAX_MODEL_LEN // 8, coarse=True)
-    builder = InputBuilder(buckets, MAX_NUM_SEQS, MAX_MODEL_LEN // 8, 1)
+    builder = InputBuilder(buckets, MAX_NUM_SEQS, MAX_MODEL_LEN // 8, 1, vocab_size=256)
     limits = EngineLimits(vocab_size=256, max_model_len=MAX_MODEL_LEN)
     engine = Engine(scheduler, builder, cast(Any, runner), limits, Watchdog(60.0))
     built = BuiltEngine(

@@ -64,6 +64,26 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(client: open
     assert texts[0] != texts[2]
 
 
+def test_samples_and_log_probabilities_reach_openais_client(client: openai.OpenAI):
+    chat = client.chat.completions.create(
+        model="smollm2", messages=CAPITAL, n=2, seed=1, temperature=0.01, max_tokens=4, logprobs=True, top_logprobs=2
+    )
+    assert [choice.index for choice in chat.choices] == [0, 1]
+    for choice in chat.choices:
+        assert choice.logprobs is not None
+        entries = choice.logprobs.content or []
+        assert "".join(entry.token for entry in entries) == choice.message.content == "The capital of France"
+        assert all(len(entry.top_logprobs) == 2 for entry in entries)
+        assert all(entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob for entry in entries)
+    scored = client.completions.create(
+        model="smollm2", prompt="The capital of France is", max_tokens=0, echo=True, logprobs=0
+    )
+    logprobs = scored.choices[0].logprobs
+    assert logprobs is not None
+    assert "".join(logprobs.tokens or []) == scored.choices[0].text == "The capital of France is"
+    assert (logprobs.token_logprobs or [0])[0] is None
+
+
 def test_errors_are_those_that_openais_client_knows(client: openai.OpenAI, smollm2: Any):
     with pytest.raises(openai.NotFoundError, match="'gpt-7' does not exist"):
         client.chat.completions.create(model="gpt-7", messages=CAPITAL)
@@ -72,8 +92,9 @@ def test_errors_are_those_that_openais_client_knows(client: openai.OpenAI, smoll
     ) as raised:
         client.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=1024)
     assert raised.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError, match="n=2 is not supported yet"):
-        client.chat.completions.create(model="smollm2", messages=CAPITAL, n=2)
+    tool: Any = {"type": "function", "function": {"name": "now"}}
+    with pytest.raises(openai.BadRequestError, match=r"tools=.* is not supported yet"):
+        client.chat.completions.create(model="smollm2", messages=CAPITAL, tools=[tool])
     with pytest.raises(openai.BadRequestError, match="max_tokens: "):
         client.chat.completions.create(model="smollm2", messages=CAPITAL, max_tokens="many")  # pyright: ignore
     broken = httpx.post(f"{smollm2.url}/v1/completions", content="{", headers={"Content-Type": "application/json"})

@@ -3,17 +3,19 @@ import time
 import pytest
 from prometheus_client import generate_latest
 
+from jaxllm.api.metrics import RequestBooks, sizes_up_to
 from jaxllm.api.outputs import OutputDelta
+from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.messages import EngineStats
-from jaxllm.server.metrics import ServerMetrics, sizes_up_to
+from jaxllm.server.metrics import make_registry
 
 
-def exposed(metrics: ServerMetrics) -> str:
-    return generate_latest(metrics.registry).decode()
+def exposed(books: RequestBooks, **stats: float) -> str:
+    return generate_latest(make_registry(lambda: books.read("m", EngineStats(**stats)))).decode()  # pyright: ignore[reportArgumentType]
 
 
 def test_names_and_labels_are_vllms():
-    text = exposed(ServerMetrics("m", 1000, lambda: EngineStats(running=3, waiting=4, kv_usage=0.5, num_preemptions=6)))
+    text = exposed(RequestBooks(1000), running=3, waiting=4, kv_usage=0.5, num_preemptions=6)
     for line in (
         'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
         'vllm:num_requests_waiting{engine="0",model_name="m"} 4.0',
@@ -29,7 +31,7 @@ def test_names_and_labels_are_vllms():
 
 
 def test_prompt_tokens_are_told_apart_by_where_they_came_from():
-    metrics = ServerMetrics("m", 100, EngineStats)
+    metrics = RequestBooks(100)
     metrics.start(50).take(OutputDelta(token_ids=(1,), num_cached_tokens=48))
     text = exposed(metrics)
     assert 'prompt_tokens_total{engine="0",model_name="m"} 50.0' in text
@@ -39,14 +41,14 @@ def test_prompt_tokens_are_told_apart_by_where_they_came_from():
 
 
 def test_two_servers_in_one_process_keep_their_own_books():
-    first, second = (ServerMetrics("m", 100, EngineStats) for _ in range(2))
+    first, second = (RequestBooks(100) for _ in range(2))
     first.start(7).take(OutputDelta(token_ids=(1, 2)))
     assert 'generation_tokens_total{engine="0",model_name="m"} 2.0' in exposed(first)
     assert 'generation_tokens_total{engine="0",model_name="m"} 0.0' in exposed(second)
 
 
 def test_a_request_that_never_got_a_token_has_no_prompt_tokens_and_no_latencies():
-    metrics = ServerMetrics("m", 100, EngineStats)
+    metrics = RequestBooks(100)
     meter = metrics.start(7)
     meter.end("abort")
     meter.end("error")
@@ -60,7 +62,7 @@ def test_a_request_that_never_got_a_token_has_no_prompt_tokens_and_no_latencies(
 def test_latencies_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    metrics = ServerMetrics("m", 100, EngineStats)
+    metrics = RequestBooks(100)
     meter = metrics.start(7)
     for seconds, delta in (
         (2.0, OutputDelta(token_ids=(1,))),
@@ -83,3 +85,25 @@ def test_latencies_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch):
 def test_length_buckets_are_1_2_5_up_to_the_models_length():
     assert list(sizes_up_to(1024)) == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
     assert list(sizes_up_to(1)) == [1]
+
+
+def test_samples_of_one_request_count_alone_in_their_ends_and_lengths_and_once_in_all_else():
+    books = RequestBooks(100)
+    meter = books.start(7, SamplingParams(n=2, max_tokens=30))
+    meter.take(OutputDelta(index=0, token_ids=(1,)))
+    meter.take(OutputDelta(index=1, token_ids=(1, 2), finish_reason="stop"))
+    meter.take(OutputDelta(index=0, token_ids=(2,), finish_reason="length"))
+    text = exposed(books)
+    for name, value in (
+        ("prompt_tokens_total", 7),
+        ("generation_tokens_total", 4),
+        ("time_to_first_token_seconds_count", 1),
+        ("e2e_request_latency_seconds_count", 1),
+        ("inter_token_latency_seconds_count", 1),
+        ("request_generation_tokens_count", 2),
+        ("request_params_n_sum", 2),
+        ("request_params_max_tokens_sum", 30),
+    ):
+        assert f'vllm:{name}{{engine="0",model_name="m"}} {value:.1f}' in text
+    for reason in ("stop", "length"):
+        assert f'request_success_total{{engine="0",finished_reason="{reason}",model_name="m"}} 1.0' in text

@@ -1,9 +1,13 @@
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from jaxllm.engine.engine import EngineLimits
 from jaxllm.server.errors import ApiError
-from jaxllm.server.prepare import _encode, check_length, split_prompts
+from jaxllm.server.prepare import _encode, check_length, prepare_completions, split_prompts
+from jaxllm.server.protocol import CompletionRequest
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,26 @@ def test_a_long_text_is_tokenized_beside_the_event_loop(tokenizer):
     num_ticks, num_tokens = asyncio.run(ticks_while("a b " * 100_000))
     assert num_tokens == 400_000
     assert num_ticks > 3
+
+
+def prepared(sampling_defaults: dict[str, Any], **body: Any):
+    limits = EngineLimits(vocab_size=100, max_model_len=64, eos_token_ids=(2,))
+    llm: Any = SimpleNamespace(
+        limits=limits, sampling_defaults=sampling_defaults, get_tokenizer=lambda: SimpleNamespace()
+    )
+    (request,) = asyncio.run(prepare_completions(llm, CompletionRequest(prompt=[3, 4, 5, 6], **body)))
+    return request.params
+
+
+def test_fields_that_a_request_leaves_out_are_the_models_defaults():
+    of_model = {"temperature": 0.6, "top_k": 20, "max_tokens": 30}
+    params = prepared(of_model)
+    assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.6, 20, 1.0, 30)
+    params = prepared(of_model, temperature=0.0, top_k=-1, top_p=0.5, max_tokens=7)
+    assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.0, -1, 0.5, 7)
+    assert of_model == {"temperature": 0.6, "top_k": 20, "max_tokens": 30}
+
+
+def test_a_default_length_that_does_not_fit_is_cut_to_the_room():
+    assert prepared({"max_tokens": 500}).max_tokens == 60
+    assert prepared({}).max_tokens == 16

@@ -1,4 +1,4 @@
-"""The tokenizers of the two real models, each built once."""
+"""The tokenizers of the two real models, each built once, and texts that are hard to cut."""
 
 import json
 from collections.abc import Callable
@@ -13,6 +13,40 @@ from jaxllm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxllm.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "real"
+
+HARD_TEXTS = [
+    "",
+    " ",
+    "\t",
+    "\n",
+    "\r\n \r\n\r",
+    "   \n\n  x",
+    " \n" * 20 + " ",
+    "hello   world    ",
+    "\t\tif x:\n\t\t\treturn 1\n\n\n",
+    "x  \u00a0 \u3000\u2003y\u2028z\u200b\ufeff",
+    "1 12 123 1234 12345678901 3.14159e-10 1,234,567.89 0x1F 2nd x1y22z333",
+    "٣٤٥٦ १२३४ １２３４５ ²³½⅞ⅧⅫ",
+    "it's IT'S don't DON'T we'LL They'Re I'M you'd 'S 'LL 'tis 's't're x's1",
+    "it’s ‘quoted’ “smart” «guillemets» —dash–…",
+    "fooBar FooBAR FOOBar XMLHttpRequest iPhone snake_case_name",
+    "/usr/bin/../lib a//b /\n/ http://example.com/a?b=c&d=e#f",
+    "!!! ?!\n\n ...,,;; $100 +5 <=> ^~|` \\ @# %& (*) [x] {y}",
+    "naïve café résumé Übergröße ﬁ ß ẞ ǅ ǆ ʰ ƻ ı İ µ Ω \u2126 \u212a",
+    "e\u0301a\u030a n\u0303 \u0300abc x\u0300\u0301\u0302y \u1100\u1161\u11a8 가",
+    "日本語のテキスト、中文文本。한국어 텍스트 漢字123ＡＢＣ　全角",
+    "👍🏽 👨\u200d👩\u200d👧\u200d👦 🏳️\u200d🌈 🇩🇪🇫🇷 🫨𓀀",
+    "مرحبا بالعالم שלום עולם สวัสดีชาวโลก नमस्ते दुनिया ქართული",
+    "\x00a\x00\x01\x1c\x1f\x7f\x80\x85\x9f",
+    "\ufffd\U000e0001\U0010ffff",
+    "<|im_start|>user\nhi<|im_end|>\n<s>a</s> <0x0A> ▁▁a▁",
+    "a" * 300 + "é" * 100 + "日" * 100 + "1" * 100 + " " * 100 + "!" * 100,
+]
+
+
+@pytest.fixture(scope="session")
+def hard_texts() -> list[str]:
+    return HARD_TEXTS
 
 
 def package_file(package: str, name: str) -> Path:

@@ -169,7 +169,7 @@ def test_what_waits_for_a_stop_string_is_given_when_a_stop_token_ends_it(smollm2
 
 @pytest.mark.parametrize(("skip", "text"), [(True, "Hello"), (False, "Hello<|im_end|>")])
 def test_special_tokens_are_text_only_when_not_skipped(smollm2: Tokenizer, skip: bool, text: str) -> None:
-    ids = [*smollm2.encode("Hello"), *smollm2.eos_token_ids]
+    ids = [*smollm2.encode("Hello"), smollm2.eos_token_id]
     detokenizer, _ = run(smollm2, ids, skip_special_tokens=skip)
     assert (detokenizer.text, detokenizer.num_tokens_used) == (text, 2)
 

@@ -1,10 +1,16 @@
+import json
+import time
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, processors, trainers
+from tokenizers import Tokenizer as Backend
 
 from jaxllm.text.gguf_sentencepiece import merges_of_scores
+from jaxllm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxllm.text.gguf_vocabulary import read_vocabulary
 from jaxllm.text.tokenizer import Tokenizer
 
@@ -79,3 +85,55 @@ def test_merges_are_every_cut_of_a_normal_token_the_best_score_first() -> None:
     vocabulary = read_vocabulary(fields)
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
     assert merges_of_scores(vocabulary, ids) == [("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c")]
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+@pytest.fixture(scope="module")
+def original(hard_texts: list[str]) -> Backend:
+    """A small tokenizer built as Llama 2's tokenizer.json is, with a vocabulary of its own."""
+    backend = Backend(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    mark = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), mark])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=[*special, *BYTES], limit_alphabet=150)
+    backend.train_from_iterator([text for text in hard_texts if "<" not in text], trainer)
+    whole = json.loads(backend.to_str())
+    whole["added_tokens"] = [token for token in whole["added_tokens"] if token["content"] in special]
+    whole["model"]["byte_fallback"] = True
+    backend = Backend.from_str(json.dumps(whole))
+    backend.add_tokens([AddedToken("<tool>", normalized=False)])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return backend
+
+
+def test_a_converted_tokenizer_encodes_and_decodes_as_the_original(original: Backend, hard_texts: list[str]) -> None:
+    vocabulary = original.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3, "<tool>": 4} | dict.fromkeys(BYTES, 6)
+    ours = tokenizer_from_gguf(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [float(-i) for i in range(len(tokens))],
+            "tokenizer.ggml.token_type": [kinds.get(token, 1) for token in tokens],
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.unknown_token_id": 0,
+        }
+    )
+    for text in [*hard_texts, *(f"{text}</s>{text}<tool>" for text in hard_texts)]:
+        ids = original.encode(text).ids
+        assert ours.encode(text) == ids, text
+        assert ours.decode(ids) == original.decode(ids)
+        assert ours.decode(ids, skip_special_tokens=False) == original.decode(ids, skip_special_tokens=False)
+
+
+def test_a_long_text_without_any_space_takes_no_time(gemma: Tokenizer) -> None:
+    for unit in ("a", "日", "x1", "\U00013000", " ", "haha"):
+        start = time.process_time()
+        gemma.encode(unit * (100_000 // len(unit)))
+        assert time.process_time() - start < 2  # at most 0.1 s on an idle core

@@ -3,6 +3,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxllm.config.errors import InputError
 from jaxllm.text.gguf_tokenizer import tokenizer_from_gguf
@@ -59,8 +61,10 @@ def test_gemma_encodes_with_one_bos_and_decodes_as_the_reference(gemma: Tokenize
 def test_the_real_files_give_their_special_tokens(smollm2: Tokenizer, gemma: Tokenizer) -> None:
     assert (smollm2.vocab_size, len(smollm2), len(smollm2.special_token_ids)) == (49152, 49152, 17)
     assert (smollm2.bos_token, smollm2.bos_token_id) == ("<|im_start|>", 1)
-    assert (smollm2.eos_token, smollm2.eos_token_ids) == ("<|im_end|>", (2,))
-    assert (gemma.vocab_size, gemma.bos_token_id, gemma.eos_token_ids) == (262144, 2, (1,))
+    assert (smollm2.eos_token, smollm2.eos_token_ids) == ("<|im_end|>", (2, 0, 4))
+    assert [smollm2.id_to_token(i) for i in smollm2.eos_token_ids[1:]] == ["<|endoftext|>", "<reponame>"]
+    assert (gemma.vocab_size, gemma.bos_token_id, gemma.eos_token_ids) == (262144, 2, (1, 106))
+    assert gemma.id_to_token(212) == "</s>"  # the end of struck-out text in HTML, no end of a text
     assert {105, 106} <= gemma.special_token_ids
     assert 107 not in gemma.special_token_ids  # a newline is user-defined: text
     assert gemma.chat_template is None
@@ -136,6 +140,63 @@ def test_both_chat_templates_are_read() -> None:
     assert tokenizer.render_chat(messages, tools=[{"name": "f"}]) == "tools"
 
 
+def test_ends_are_found_by_their_text_where_the_file_names_but_one() -> None:
+    tokens = ["a", "<|endoftext|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "</s>", "<EOT>", "<|file_sep|>"]
+    fields = {"tokens": tokens, "token_type": [1, 3, 4, 1, 3, 1, 3, 3], "merges": [], "eos_token_id": 2}
+    tokenizer = built(GPT2, **fields, bos_token_id=None)
+    assert tokenizer.eos_token_ids == (2, 3, 1, 4, 7, 6)
+    assert tokenizer.special_token_ids == {1, 2, 3, 4, 6, 7}
+    assert tokenizer.encode("a<|end|>a") == [0, 3, 0]
+    assert tokenizer.decode([0, 2, 3, 4, 5, 0]) == "a</s>a"
+
+
+def test_the_end_of_one_message_of_several_is_no_end() -> None:
+    tokens = ["a", "<|return|>", "<|call|>", "<|end|>"]
+    fields = {"tokens": tokens, "token_type": [1, 3, 3, 3], "merges": [], "bos_token_id": None}
+    assert built(GPT2, **fields, eos_token_id=1).eos_token_ids == (1, 2)
+    assert built(GPT2, **fields, eos_token_id=3).eos_token_ids == (3, 1, 2)  # the file's own word stands
+
+
+def test_special_tokens_in_a_text_are_taken_as_such_whatever_stands_beside_them(hard_texts: list[str]) -> None:
+    tokenizer = built(LLAMA, add_space_prefix=False)
+    for text in hard_texts:
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        joined = tokenizer.encode(f"<turn>{text}<turn>", add_special_tokens=False)
+        if "<s>" not in text:
+            assert joined == [10, *plain, 10], text
+
+
+def test_phi3_drops_the_spaces_behind_its_added_tokens() -> None:
+    tokens = [*LLAMA["tokenizer.ggml.tokens"], "<|end|>", "<|endoftext|>"]
+    kinds, scores = [*LLAMA["tokenizer.ggml.token_type"], 3, 3], [*LLAMA["tokenizer.ggml.scores"], 0.0, 0.0]
+    fields = {"tokens": tokens, "token_type": kinds, "scores": scores, "add_space_prefix": False}
+    text = "a<|end|> \n a<|endoftext|> a"
+    phi3 = built(LLAMA | {"general.architecture": "phi3"}, **fields)
+    assert phi3.encode(text, add_special_tokens=False) == [4, 11, 4, 12, 6]
+    llama = built(LLAMA | {"general.architecture": "llama"}, **fields)
+    assert llama.encode("a<|end|> a", add_special_tokens=False) == [4, 11, 6]
+
+
+def test_any_chat_template_of_the_file_can_be_chosen_by_its_name() -> None:
+    fields = LLAMA | {"tokenizer.chat_template": "plain", "tokenizer.chat_template.rag": "documents"}
+    tokenizer = tokenizer_from_gguf(fields)
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(messages) == "plain"
+    assert tokenizer.render_chat(messages, chat_template="rag") == "documents"
+    assert tokenizer.render_chat(messages, chat_template="{{ messages[0].content }}") == "hi"
+    assert tokenizer.named_chat_templates == {"default": "plain", "rag": "documents"}
+
+
+def test_an_empty_token_keeps_its_id_and_never_matches() -> None:
+    for base in (LLAMA, GPT2):
+        tokens = list(base["tokenizer.ggml.tokens"])
+        tokens[8] = ""
+        tokenizer = built(base, tokens=tokens)
+        assert tokenizer.vocab_size == len(tokens)
+        assert 8 not in tokenizer.encode("ab ab")
+        assert tokenizer.decode([4, 8, 4]) == tokenizer.decode([4, 4])
+
+
 @pytest.mark.parametrize(
     ("base", "changes", "message"),
     [
@@ -155,6 +216,9 @@ def test_both_chat_templates_are_read() -> None:
         ),
         (GPT2, {"tokens": ["a"] * 9}, "lists the token 'a' twice"),
         (GPT2, {"pre": "klingon"}, "tokenizer.ggml.pre is 'klingon', known are default, gpt-2,"),
+        (GPT2, {"pre": ["qwen2"]}, r"tokenizer.ggml.pre is \['qwen2'\], known are default, gpt-2,"),
+        (GPT2, {"merges": None}, "no tokenizer.ggml.merges, which model 'gpt2' needs"),
+        (GPT2, {"token_type": [float("inf")] * 9}, "token_type must be whole numbers"),
         (GPT2, {"merges": ["a 1"]}, r"merges\[0\] is 'a 1', which needs a missing token"),
     ],
 )
@@ -167,3 +231,30 @@ def test_broken_metadata_is_refused_in_one_line(base: dict[str, Any], changes: d
 def test_a_chat_template_that_is_no_string_is_refused() -> None:
     with pytest.raises(InputError, match=r"tokenizer.chat_template must be a string, got int"):
         tokenizer_from_gguf(LLAMA | {"tokenizer.chat_template": 3})
+
+
+BROKEN = st.one_of(
+    st.none(),
+    st.integers(-3, 2**40),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=4),
+    st.lists(st.integers(-2, 12), max_size=11),
+    st.lists(st.floats(), min_size=9, max_size=11),
+    st.lists(st.sampled_from(["a", "b", "ab", "", " ", "a b", "\x00", "<|im_end|>", "</s>", "▁"]), max_size=11),
+)
+NAMES = ("model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_id", "eot_token_id", "add_bos_token")
+
+
+@given(base=st.sampled_from([LLAMA, GPT2]), changes=st.dictionaries(st.sampled_from(NAMES), BROKEN, max_size=3))
+@settings(derandomize=True, max_examples=400, deadline=None)
+def test_corrupt_metadata_gives_a_tokenizer_or_one_line(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    tokenizer, refusal = None, "one line"
+    try:
+        tokenizer = built(base, **changes)
+    except InputError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    assert len(refusal) < 500
+    if tokenizer is not None:
+        tokenizer.decode(tokenizer.encode("ab <|im_end|>\x00 ab"))

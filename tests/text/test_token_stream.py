@@ -168,6 +168,24 @@ def test_the_window_stays_short_over_tokens_that_have_no_text_alone() -> None:
     assert max(seen) <= 25
 
 
+@given(text=st.text(max_size=12), raw=st.binary(max_size=4), sizes=st.lists(st.integers(0, 4), min_size=12))
+@modest
+def test_text_streamed_in_any_pieces_is_that_of_the_whole(
+    real: Tokenizer, text: str, raw: bytes, sizes: list[int]
+) -> None:
+    lone = [i for byte in raw if (i := real.token_to_id(byte_token(real, byte))) is not None]
+    ids = [*real.encode(text), *lone, *real.encode(text, add_special_tokens=False)]
+    stream, parts, start = real.stream(), [], 0
+    for size in [*sizes, len(ids)]:
+        parts.append(stream.push(ids[start : start + size]))
+        start += size
+    assert "".join(parts) + stream.flush() == real.decode(ids, skip_special_tokens=False)
+
+
+def byte_token(tokenizer: Tokenizer, byte: int) -> str:
+    return gpt2_spelling()[byte] if tokenizer.token_to_id(SPELLED[0]) is None else SPELLED[byte]
+
+
 def test_decoders_are_told_apart() -> None:
     assert decoder_kind(None) == (None, 0)
     assert decoder_kind(decoder_json(decoders.ByteLevel())) == ("ByteLevel", 0)

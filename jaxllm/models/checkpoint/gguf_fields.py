@@ -1,5 +1,6 @@
 """Typed access to GGUF metadata: a missing or mistyped key becomes one line. Knows no model."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +35,9 @@ class GGUFFields:
         return None if self.find(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Gives a number."""
+        """Gives a finite number."""
         value = self._found(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self._mistyped(key, value, "a number")
         return float(value)
 

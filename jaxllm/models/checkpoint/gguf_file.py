@@ -14,7 +14,8 @@ from gguf.quants import dequantize
 
 from jaxllm.config.errors import InputError
 from jaxllm.models.checkpoint.file_bytes import map_bytes
-from jaxllm.models.checkpoint.gguf_config import TensorFacts, hf_config, hf_generation_config
+from jaxllm.models.checkpoint.gguf_config import hf_config, hf_generation_config
+from jaxllm.models.checkpoint.gguf_families import TensorFacts
 from jaxllm.models.checkpoint.gguf_fields import GGUFFields
 from jaxllm.models.checkpoint.gguf_header import GGUFHeader, GGUFTensor, read_gguf_header
 from jaxllm.models.checkpoint.gguf_names import ARCHITECTURES, GGUFArchitecture
@@ -22,7 +23,11 @@ from jaxllm.models.checkpoint.source import check_rows, lookup
 
 # Values decoded at a time: the decoder's temporaries are several times its output.
 _PIECE_VALUES = 1 << 20
-_ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_FACTORS = {
+    "rope_freqs.weight": "rope_factors",
+    "rope_factors_long.weight": "long_factors",
+    "rope_factors_short.weight": "short_factors",
+}
 _PLAIN_DTYPES = {
     GGMLQuantizationType.F32: np.dtype(np.float32),
     GGMLQuantizationType.F16: np.dtype(np.float16),
@@ -53,14 +58,18 @@ class GGUFFile:
         header = read_gguf_header(path)
         architecture = _architecture(path, header)
         fields = GGUFFields(path, str(header.metadata["general.architecture"]), header.metadata)
-        stored = {_hf_name(path, architecture, name): name for name in header.tensors if name != _ROPE_FACTORS}
+        stored = {_hf_name(path, architecture, name): name for name in header.tensors if name not in _ROPE_FACTORS}
         if "model.embed_tokens.weight" not in stored:
             raise InputError(
                 f"{path} has no token_embd.weight among its {len(stored)} tensors: it is not a language model"
             )
         self.config: dict[str, Any] = hf_config(fields, _facts(path, header, stored))
         self.generation_config: dict[str, Any] = hf_generation_config(fields)
-        self._tokenizer = {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}
+        self._tokenizer = {
+            key: value
+            for key, value in header.metadata.items()
+            if key.startswith("tokenizer.") or key == "general.architecture"
+        }
         self._tensors = {
             hf_name: _Tensor(
                 header.tensors[name],
@@ -105,7 +114,7 @@ class GGUFFile:
         return rows
 
     def tokenizer_fields(self) -> Mapping[str, object]:
-        """Gives the metadata under `tokenizer.`, keys in full, arrays as lists."""
+        """Gives the metadata under `tokenizer.` and the architecture, keys in full, arrays as lists."""
         return self._tokenizer
 
     def _piece(self, tensor: _Tensor, first: int, last: int) -> np.ndarray:
@@ -133,8 +142,8 @@ def _decode(raw: np.ndarray, stored: GGUFTensor) -> np.ndarray:
 
 def _architecture(path: Path, header: GGUFHeader) -> GGUFArchitecture:
     name = header.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
-        raise InputError(f"{path} holds architecture {name!r}, readable from GGUF are {', '.join(ARCHITECTURES)}")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise InputError(f"{path} holds architecture {name!r:.40}, readable from GGUF are {', '.join(ARCHITECTURES)}")
     parts = header.metadata.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
         raise InputError(f"{path} is one of {parts} parts: join them with `llama-gguf-split --merge`")
@@ -158,9 +167,11 @@ def _facts(path: Path, header: GGUFHeader, stored: dict[str, str]) -> TensorFact
         attention_bias=any(name.endswith("_proj.bias") and ".self_attn." in name for name in stored),
         mlp_bias=any(name.endswith("_proj.bias") and ".mlp." in name for name in stored),
         torch_dtype=values.most_common(1)[0][0],
-        rope_factors=_rope_factors(path, header.tensors.get(_ROPE_FACTORS)),
+        **{
+            fact: _factors(path, header.tensors[name]) for name, fact in _ROPE_FACTORS.items() if name in header.tensors
+        },
     )
 
 
-def _rope_factors(path: Path, stored: GGUFTensor | None) -> np.ndarray | None:
-    return None if stored is None else _decode(map_bytes(path, stored.start, stored.stop), stored).astype(np.float64)
+def _factors(path: Path, stored: GGUFTensor) -> np.ndarray:
+    return _decode(map_bytes(path, stored.start, stored.stop), stored).astype(np.float64).ravel()

@@ -14,6 +14,13 @@ _ATTENTION_AND_MLP = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_TWO_NORMS = {"ffn_norm": "post_attention_layernorm"}
+_FOUR_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +56,25 @@ class GGUFArchitecture:
         return self.norm_offset if name.endswith("norm.weight") else 0.0
 
 
+_LLAMA = GGUFArchitecture(
+    layer_modules={**_ATTENTION_AND_MLP, **_TWO_NORMS}, interleaved=frozenset({"attn_q", "attn_k"})
+)
+
 ARCHITECTURES: dict[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture(
-        layer_modules={**_ATTENTION_AND_MLP, "ffn_norm": "post_attention_layernorm"},
-        interleaved=frozenset({"attn_q", "attn_k"}),
-    ),
-    "gemma3": GGUFArchitecture(
+    "llama": _LLAMA,
+    "mistral3": _LLAMA,
+    "qwen2": GGUFArchitecture(layer_modules={**_ATTENTION_AND_MLP, **_TWO_NORMS}),
+    "qwen3": GGUFArchitecture(layer_modules={**_ATTENTION_AND_MLP, **_TWO_NORMS, **_QK_NORMS}),
+    "gemma2": GGUFArchitecture(layer_modules={**_ATTENTION_AND_MLP, **_FOUR_NORMS}, norm_offset=1.0),
+    "gemma3": GGUFArchitecture(layer_modules={**_ATTENTION_AND_MLP, **_FOUR_NORMS, **_QK_NORMS}, norm_offset=1.0),
+    "phi3": GGUFArchitecture(
         layer_modules={
-            **_ATTENTION_AND_MLP,
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
-        norm_offset=1.0,
+            **_TWO_NORMS,
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_up": "mlp.gate_up_proj",  # gate above up, as in Hugging Face
+            "ffn_down": "mlp.down_proj",
+        }
     ),
 }

@@ -11,14 +11,35 @@ from jaxllm.models.checkpoint.gguf_fields import GGUFFields
 # Every published Llama 3 has these two; only the quotient of the three llama3 parameters can be read off the factors.
 _LOW_FREQ_FACTOR, _HIGH_FREQ_FACTOR = 1.0, 4.0
 _TOLERANCE = 1e-4
+_YARN_KEYS = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
-def rope_scaling(fields: GGUFFields, factors: np.ndarray | None, theta: float) -> dict[str, Any] | None:
+def rope_scaling(
+    fields: GGUFFields,
+    factors: np.ndarray | None,
+    theta: float,
+    long_factors: np.ndarray | None = None,
+    short_factors: np.ndarray | None = None,
+) -> dict[str, Any] | None:
     """Gives the rope_scaling entry of a Hugging Face config; None for plain rope.
 
     `factors` (what each frequency is divided by) become `llama3` where its formula reproduces them, and are passed on
-    as {"rope_type": "factors", "factors": [...]} where it doesn't.
+    as {"rope_type": "factors", "factors": [...]} where it doesn't. Factors for long and short contexts are `longrope`.
+
+    Raises:
+        InputError: the scaling is not known, or factors are no positive numbers or lack their counterpart.
     """
+    for found in (factors, long_factors, short_factors):
+        if found is not None and not (np.isfinite(found).all() and (found > 0).all()):
+            raise InputError(f"{fields.path} is garbage: its rope factors are not all positive; download it again")
+    if long_factors is not None and short_factors is not None:
+        return {
+            "rope_type": "longrope",
+            "long_factor": long_factors.tolist(),
+            "short_factor": short_factors.tolist(),
+        }
+    if long_factors is not None or short_factors is not None:
+        raise InputError(f"{fields.path} has rope factors for long or for short contexts only; convert the model again")
     if factors is not None and not np.allclose(factors, 1.0, rtol=_TOLERANCE):
         return recover_llama3(factors, theta) or {"rope_type": "factors", "factors": factors.tolist()}
     kind = fields.find("rope.scaling.type")
@@ -29,8 +50,26 @@ def rope_scaling(fields: GGUFFields, factors: np.ndarray | None, theta: float) -
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise InputError(f"{fields.path}: rope scaling of type {kind!r} is not known; known are none, linear, yarn")
-    original = fields.integer("rope.scaling.original_context_length", fields.integer("context_length"))
-    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    return _yarn(fields, factor)
+
+
+def _yarn(fields: GGUFFields, factor: float) -> dict[str, Any]:
+    # In llama.cpp these two change what Hugging Face's yarn has no word for.
+    for key, plain in (("yarn_log_multiplier", 0.0), ("yarn_ext_factor", 1.0)):
+        value = fields.number(f"rope.scaling.{key}", plain)
+        if value != plain:
+            raise InputError(f"{fields.path}: yarn with rope.scaling.{key} = {value} is not readable from GGUF")
+    scaling: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": fields.integer(
+            "rope.scaling.original_context_length", fields.integer("context_length")
+        ),
+    }
+    for key, name in _YARN_KEYS.items():
+        if (value := fields.optional_number(f"rope.scaling.{key}")) is not None:
+            scaling[name] = value
+    return scaling
 
 
 def llama3_factors(scaling: dict[str, Any], theta: float, num_freqs: int) -> np.ndarray:

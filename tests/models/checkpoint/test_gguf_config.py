@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from jaxllm.config.errors import InputError
-from jaxllm.models.checkpoint.gguf_config import TensorFacts, hf_config, hf_generation_config
+from jaxllm.models.checkpoint.gguf_config import hf_config, hf_generation_config
+from jaxllm.models.checkpoint.gguf_families import TensorFacts
 from jaxllm.models.checkpoint.gguf_fields import GGUFFields
 
 FACTS = TensorFacts(

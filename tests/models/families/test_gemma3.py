@@ -25,7 +25,7 @@ def test_the_golden_config_is_read(hf):
     assert cfg.ropes == (RopeConfig(100_000.0, 32), RopeConfig(1000.0, 32))
     assert cfg.kv_layout.layers_per_group == 2
     assert cfg.kv_layout.windows == (16, 16, None)
-    assert (cfg.tie_embeddings, cfg.qk_norm, cfg.post_norms, cfg.norm_offset) == (True, True, True, 1.0)
+    assert (cfg.tie_embeddings, cfg.qk_norm, cfg.post_norms, cfg.norm_offset) == (True, "head", True, 1.0)
     assert cfg.activation == "gelu_tanh"
 
 
@@ -71,18 +71,17 @@ def test_layer_kinds_are_listed_or_counted(hf):
 
 def test_every_norm_has_its_tensor(hf):
     names = {key: pieces[0].name for key, pieces in FAMILY.pieces(configure(hf)).items()}
-    assert names["layers.attention_norm"] == "model.layers.{l}.input_layernorm.weight"
-    assert names["layers.post_attention_norm"] == "model.layers.{l}.post_attention_layernorm.weight"
-    assert names["layers.mlp_norm"] == "model.layers.{l}.pre_feedforward_layernorm.weight"
-    assert names["layers.post_mlp_norm"] == "model.layers.{l}.post_feedforward_layernorm.weight"
+    assert names["layers.attention_norm.scale"] == "model.layers.{l}.input_layernorm.weight"
+    assert names["layers.post_attention_norm.scale"] == "model.layers.{l}.post_attention_layernorm.weight"
+    assert names["layers.mlp_norm.scale"] == "model.layers.{l}.pre_feedforward_layernorm.weight"
+    assert names["layers.post_mlp_norm.scale"] == "model.layers.{l}.post_feedforward_layernorm.weight"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_bias": True}, "attention_bias=True is not supported"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
-        ({"hidden_activation": "relu"}, "hidden_activation='relu' is not supported for Gemma 3"),
+        ({"hidden_activation": "relu"}, "hidden_activation='relu' is not supported"),
         ({"sliding_window": None}, "lacks 'sliding_window', which Gemma3ForCausalLM needs"),
     ],
 )

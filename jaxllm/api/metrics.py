@@ -1,0 +1,266 @@
+"""Metrics with vLLM's names, counted from what requests were given, and readings of them. Knows times and numbers."""
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxllm.api.outputs import OutputDelta
+from jaxllm.config.sampling_params import SamplingParams
+from jaxllm.engine.messages import EngineStats
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+PREFIX = "vllm:"
+
+# What each means, in the order in which they are told.
+DESCRIPTIONS: dict[str, str] = {
+    "num_requests_running": "Requests in the batch.",
+    "num_requests_waiting": "Requests in the queue.",
+    "kv_cache_usage_perc": "Share of the KV pool in use, 0 to 1.",
+    "num_preemptions": "Requests sent back to the queue.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "prompt_tokens": "Prompt tokens of requests that got their first token.",
+    "prompt_tokens_cached": "Prompt tokens found in the prefix cache.",
+    "prompt_tokens_by_source": "Prompt tokens by origin.",
+    "generation_tokens": "Tokens given to requests.",
+    "request_success": "Samples of requests by how they ended.",
+    "time_to_first_token_seconds": "Arrival to first token in seconds.",
+    "inter_token_latency_seconds": "Token to token in seconds.",
+    "request_time_per_output_token_seconds": "A sample's mean from token to token in seconds.",
+    "e2e_request_latency_seconds": "Arrival to end in seconds.",
+    "request_queue_time_seconds": "Arrival to first step in seconds.",
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Output tokens of a sample.",
+    "request_params_n": "Samples that a request asks for.",
+    "request_params_max_tokens": "Output tokens that a request asks for.",
+}
+
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_BETWEEN_TOKENS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+_WHOLE_REQUEST = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_SAMPLES = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A reading of one metric; vLLM's name, with its prefix and without the `_total` of Prometheus' text."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter(Metric):
+    """What only grows."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge(Metric):
+    """What goes up and down."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vector(Metric):
+    """A list of numbers that only grow."""
+
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram(Metric):
+    """Observations; `buckets` counts those up to each bound, the last of which is "+Inf"."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+
+
+class _Tally:
+    """A histogram in the making."""
+
+    def __init__(self, bounds: Sequence[float]):
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def read(self, name: str, labels: dict[str, str]) -> Histogram:
+        buckets, total = {}, 0
+        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets[bound] = total
+        return Histogram(name=name, labels=labels, count=total, sum=self._sum, buckets=buckets)
+
+
+class RequestBooks:
+    """What the requests of one engine were given, whichever thread they come from."""
+
+    def __init__(self, max_model_len: int):
+        self.lock = threading.Lock()
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_generation_tokens = 0
+        self.ended: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
+        lengths = tuple(sizes_up_to(max_model_len))
+        self.first = _Tally(_FIRST_TOKEN)
+        self.between = _Tally(_BETWEEN_TOKENS)
+        self.mean = _Tally(_BETWEEN_TOKENS)
+        self.whole = _Tally(_WHOLE_REQUEST)
+        self.queue = _Tally(_WHOLE_REQUEST)
+        self.prompt_length = _Tally(lengths)
+        self.output_length = _Tally(lengths)
+        self.num_samples = _Tally(_SAMPLES)
+        self.max_tokens = _Tally(lengths)
+
+    def start(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> "RequestMeter":
+        """Begins to follow a request that has just arrived."""
+        return RequestMeter(self, num_prompt_tokens, params or SamplingParams())
+
+    def read(self, model_name: str, stats: EngineStats) -> list[Metric]:
+        """Gives every metric as it stands, the engine's own from its statistics."""
+        labels = {"model_name": model_name, "engine": "0"}
+
+        def counter(name: str, value: int, **more: str) -> Counter:
+            return Counter(name=PREFIX + name, labels={**labels, **more}, value=value)
+
+        def gauge(name: str, value: float) -> Gauge:
+            return Gauge(name=PREFIX + name, labels=labels, value=value)
+
+        def histogram(name: str, tally: _Tally) -> Histogram:
+            return tally.read(PREFIX + name, labels)
+
+        with self.lock:
+            computed = self.num_prompt_tokens - self.num_cached_tokens
+            return [
+                gauge("num_requests_running", stats.running),
+                gauge("num_requests_waiting", stats.waiting),
+                gauge("kv_cache_usage_perc", stats.kv_usage),
+                counter("num_preemptions", stats.num_preemptions),
+                counter("prefix_cache_queries", stats.prefix_cache_queries),
+                counter("prefix_cache_hits", stats.prefix_cache_hits),
+                counter("prompt_tokens", self.num_prompt_tokens),
+                counter("prompt_tokens_cached", self.num_cached_tokens),
+                counter("prompt_tokens_by_source", computed, source="local_compute"),
+                counter("prompt_tokens_by_source", self.num_cached_tokens, source="local_cache_hit"),
+                counter("generation_tokens", self.num_generation_tokens),
+                *(counter("request_success", count, finished_reason=reason) for reason, count in self.ended.items()),
+                histogram("time_to_first_token_seconds", self.first),
+                histogram("inter_token_latency_seconds", self.between),
+                histogram("request_time_per_output_token_seconds", self.mean),
+                histogram("e2e_request_latency_seconds", self.whole),
+                histogram("request_queue_time_seconds", self.queue),
+                histogram("request_prompt_tokens", self.prompt_length),
+                histogram("request_generation_tokens", self.output_length),
+                histogram("request_params_n", self.num_samples),
+                histogram("request_params_max_tokens", self.max_tokens),
+            ]
+
+
+class _SampleMeter:
+    """Times of one sample."""
+
+    __slots__ = ("ended", "first", "last", "num_tokens")
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.last = 0.0
+        self.num_tokens = 0
+        self.ended = False
+
+
+class RequestMeter:
+    """Books one request from arrival to end. Prompt tokens count with its first token, others as they are given."""
+
+    def __init__(self, books: RequestBooks, num_prompt_tokens: int, params: SamplingParams):
+        self._books = books
+        self._num_prompt_tokens = num_prompt_tokens
+        self._params = params
+        self._arrival = time.perf_counter()
+        self._has_token = False
+        self._ended = False
+        self._samples = [_SampleMeter() for _ in range(params.n)]
+
+    def take(self, delta: OutputDelta, time_in_queue: float | None = None) -> None:
+        """Books what came new for a sample, and with the first token how long the request waited."""
+        count = len(delta.token_ids)
+        if not count and delta.finish_reason is None:
+            return
+        sample, books = self._samples[delta.index], self._books
+        with books.lock:
+            if count:
+                now = time.perf_counter()
+                if not self._has_token:
+                    self._has_token = True
+                    books.first.observe(now - self._arrival)
+                    if time_in_queue is not None:
+                        books.queue.observe(time_in_queue)
+                    books.num_prompt_tokens += self._num_prompt_tokens
+                    books.num_cached_tokens += delta.num_cached_tokens
+                if sample.first is None:
+                    sample.first = now
+                else:
+                    books.between.observe(now - sample.last)
+                sample.last = now
+                sample.num_tokens += count
+                books.num_generation_tokens += count
+            if delta.finish_reason is not None:
+                self._end_sample(sample, delta.finish_reason)
+                if all(each.ended for each in self._samples):
+                    self._end()
+
+    def end(self, reason: str) -> None:
+        """Books the end of what has not ended yet."""
+        with self._books.lock:
+            for sample in self._samples:
+                self._end_sample(sample, reason)
+            self._end()
+
+    def _end_sample(self, sample: _SampleMeter, reason: str) -> None:
+        if sample.ended:
+            return
+        sample.ended = True
+        books = self._books
+        books.ended[reason] += 1
+        books.output_length.observe(sample.num_tokens)
+        if sample.first is not None and sample.num_tokens > 1:
+            books.mean.observe((sample.last - sample.first) / (sample.num_tokens - 1))
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        books = self._books
+        books.whole.observe(time.perf_counter() - self._arrival)
+        books.prompt_length.observe(self._num_prompt_tokens)
+        books.num_samples.observe(self._params.n)
+        if self._params.max_tokens is not None:
+            books.max_tokens.observe(self._params.max_tokens)
+
+
+def sizes_up_to(limit: int) -> Iterator[float]:
+    """Buckets 1, 2, 5, 10, 20, 50, ... as vLLM has them."""
+    power = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * power > limit:
+                return
+            yield step * power
+        power *= 10

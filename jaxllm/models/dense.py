@@ -1,0 +1,98 @@
+"""The decoder over whole sequences without a cache, differentiable: for trainers and for tests. Runs no requests.
+
+It is the same decoder code as the engine's. Only two kernels are other ones: the keys and values that a layer would
+write to the cache stay with it, and attention sees them directly.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.models.decoder import Kernels, StepContext
+from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
+
+
+def make_dense_logits(program: DecoderProgram, kernels: Kernels, mesh: Mesh, rules: AxisRules) -> Callable:
+    """Gives logits(weights, token [B, S]) -> float32 logits [B, S, V] of the token behind each, to be differentiated.
+
+    `weights` has the layout of `program`, whose layers should be stacked (build_program's default): with separate
+    arrays a gradient would be summed over all layers in each of them. Attention needs memory for S x S scores; shorter
+    sequences are padded behind their end, where causality keeps the padding from changing anything.
+    """
+    kernels = kernels._replace(kv_write=_keep, paged_attention=_attend)
+    whole = PartitionSpec()
+    specs = weights_tree({spec.path: rules.spec(*spec.stored_axes) for spec in program.params})
+
+    def logits(weights: Weights, token_BS: Int[Array, "B S"]) -> Float[Array, "B S V"]:
+        return jax.lax.map(lambda token_S: _sequence(program, kernels, weights, token_S), token_BS)
+
+    return jax.shard_map(logits, mesh=mesh, in_specs=(specs, whole), out_specs=whole, check_vma=False)
+
+
+def stack_layers(weights: Weights) -> Weights:
+    """Gives weights whose layers are stacked, of those that are kept as {layer: array}; others stay as they are."""
+    return weights | {"layers": _each_parameter(weights["layers"], lambda w: jnp.stack([w[l] for l in range(len(w))]))}
+
+
+def unstack_layers(weights: Weights, like: Weights) -> Weights:
+    """Undoes `stack_layers` where `like` keeps separate arrays."""
+
+    def split(stacked: Any, example: Any) -> Any:
+        if not isinstance(example, dict) or isinstance(stacked, dict) != (0 not in example):
+            return stacked  # as it should be, or not of this model: whoever takes the weights finds out
+        if 0 in example:
+            return {l: stacked[l] for l in range(len(example))}
+        return stacked | {name: split(stacked[name], example[name]) for name in example if name in stacked}
+
+    return split(weights, like)
+
+
+def _each_parameter(tree: Any, stack: Callable) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    return stack(tree) if 0 in tree else {name: _each_parameter(branch, stack) for name, branch in tree.items()}
+
+
+def _sequence(program: DecoderProgram, kernels: Kernels, weights: Weights, token_S) -> Float[Array, "S V"]:
+    cfg, S = program.cfg, token_S.shape[0]
+    cos, sin = rope_tables(cfg, jnp.arange(S, dtype=jnp.int32))
+    num_groups = len(cfg.kv_layout.windows)
+    nowhere = jnp.zeros((num_groups, 1), jnp.int32)
+    context = StepContext(
+        cos=cos,
+        sin=sin,
+        write_block=nowhere,
+        write_offset=jnp.zeros(1, jnp.int32),
+        block_table=nowhere[:, None],
+        query_start=jnp.asarray([0, S], jnp.int32),
+        context_len=jnp.asarray([S], jnp.int32),
+    )
+    none = jnp.zeros((S, cfg.num_kv_heads, cfg.head_dim), jnp.dtype(cfg.dtype))
+    no_cache: Any = (none, none)
+    hidden_SD, _ = run_layers(program, kernels, weights, no_cache, token_S, context)
+    return project(program, kernels, weights, hidden_SD)
+
+
+def _keep(kv, slot, k_SKH, v_SKH, block, offset):
+    return k_SKH, v_SKH
+
+
+def _attend(q_SNH, kv, slot, block_table, query_start, context_len, *, scale, window=None, softcap=None):
+    k_SKH, v_SKH = kv
+    S, N, H = q_SNH.shape
+    K = k_SKH.shape[1]
+    q_SKGH = q_SNH.reshape(S, K, N // K, H)
+    logits_KGST = jnp.einsum("SKGH,TKH->KGST", q_SKGH, k_SKH, preferred_element_type=jnp.float32) * scale
+    if softcap is not None:
+        logits_KGST = jnp.tanh(logits_KGST / softcap) * softcap
+    query_S1, key_T = jnp.arange(S)[:, None], jnp.arange(S)
+    seen_ST = key_T <= query_S1
+    if window is not None:
+        seen_ST &= key_T > query_S1 - window
+    weight_KGST = jax.nn.softmax(jnp.where(seen_ST, logits_KGST, -jnp.inf), axis=-1).astype(v_SKH.dtype)
+    return jnp.einsum("KGST,TKH->SKGH", weight_KGST, v_SKH).reshape(S, N, H)

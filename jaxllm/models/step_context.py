@@ -1,0 +1,37 @@
+"""What a layer is called with besides its input: kernels, its place, and the step's tables. Knows no weights."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxtyping import Array, Float, Int
+
+
+class Kernels(NamedTuple):
+    """The chosen version of each operation; see jaxllm.kernels.select."""
+
+    paged_attention: Callable
+    kv_write: Callable
+    apply_rope: Callable
+    rms_norm: Callable
+    layer_norm: Callable
+
+
+class LayerPlace(NamedTuple):
+    """Where one layer finds its block table and cache slot, and its window and rope. Integers, or traced scalars."""
+
+    group: int | Int[Array, ""]
+    slot: int | Int[Array, ""]
+    window: int | Int[Array, ""] | None
+    rope: int | Int[Array, ""]
+
+
+class StepContext(NamedTuple):
+    """What every layer of a step reads besides weights and cache. R ropes, G KV groups, B requests, M table width."""
+
+    cos: Float[Array, "R T H2"]
+    sin: Float[Array, "R T H2"]
+    write_block: Int[Array, "G T"]
+    write_offset: Int[Array, " T"]
+    block_table: Int[Array, "G B M"]
+    query_start: Int[Array, " B+1"]
+    context_len: Int[Array, " B"]

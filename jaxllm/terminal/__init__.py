@@ -1,0 +1,1 @@
+"""Commands for a person at a terminal: chat, complete, collect-env. They know models as things that answer."""

@@ -1,0 +1,30 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench.py"
+
+
+@pytest.fixture(scope="module")
+def arguments():
+    spec = importlib.util.spec_from_file_location("bench_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.arguments
+
+
+def test_the_readmes_command_is_understood(arguments):
+    readme = (SCRIPT.parents[1] / "README.md").read_text()
+    (line,) = (line for line in readme.splitlines() if line.startswith("python scripts/bench.py"))
+    spelled = arguments(line.split()[2:])
+    assert spelled[:2] == ["bench", "throughput"]
+    assert "--workloads" not in spelled
+    assert spelled[-4:] == ["--workload", "L1,L8,W1", "--num-prompts", "256"]
+
+
+def test_without_a_choice_the_latency_workloads_are_measured(arguments):
+    assert arguments([])[2:] == ["--workload", "L1,L8"]
+    assert arguments(["--limit=3", "--workloads=W1"])[2:] == ["--num-prompts=3", "--workload=W1"]

@@ -1,0 +1,79 @@
+"""The decoder over whole sequences: the goldens' logits, and gradients that finite differences confirm."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.config.engine_args import engine_args
+from jaxllm.engine.build import find_model
+from jaxllm.kernels.select import select
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.mesh.build import build_mesh
+from jaxllm.models.decoder import Kernels
+from jaxllm.models.dense import make_dense_logits, stack_layers, unstack_layers
+from jaxllm.models.forward import build_program
+from jaxllm.models.loader import load_weights
+
+FAMILIES = ("llama", "gemma3_text")
+
+
+def load(golden, family, separate=False):
+    source = find_model(engine_args({"model": str(golden / family)}))
+    cfg = source.family.configure(source.hf_config)
+    program = build_program(cfg, separate=separate)
+    mesh = build_mesh()
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    pieces = source.family.pieces(cfg)
+    assert source.checkpoint is not None
+    weights = load_weights(program, source.checkpoint, pieces, jnp.float32, lambda spec: sharding, progress=False)
+    kernels = Kernels(*(select(name, platform="cpu") for name in Kernels._fields))
+    return weights, make_dense_logits(program, kernels, mesh, AxisRules())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_teacher_forced_logits_are_the_goldens(golden, family):
+    weights, logits = load(golden, family)
+    cases = json.loads((golden / family / "golden.json").read_text())["cases"]
+    length = max(len(case["prompt_ids"]) for case in cases) + 32
+    tokens = np.zeros((len(cases), length), np.int32)
+    for row, case in zip(tokens, cases, strict=True):
+        whole = case["prompt_ids"] + case["output_ids"]
+        row[: len(whole)] = whole
+    told = np.asarray(jax.jit(logits)(weights, tokens))
+    for row, case in zip(told, cases, strict=True):
+        start = len(case["prompt_ids"]) - 1
+        assert row[start : start + 32].argmax(-1).tolist() == case["output_ids"]
+        np.testing.assert_allclose(row[start], case["logits_first"], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_agree_with_finite_differences(golden, family):
+    weights, logits = load(golden, family)
+    tokens = jnp.asarray([[5, 9, 30, 7, 7, 200, 41, 3]], jnp.int32)
+
+    @jax.jit
+    def loss(weights):
+        scores = jax.nn.log_softmax(logits(weights, tokens)[:, :-1])
+        return -jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1).mean()
+
+    gradient = jax.jit(jax.grad(loss))(weights)
+    direction = jax.tree.map(lambda g: g / jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(gradient))), gradient)
+    slope = sum(jnp.vdot(g, d) for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    step = 1e-3
+    ahead, behind = (loss(jax.tree.map(lambda w, d, s=s: w + s * d, weights, direction)) for s in (step, -step))
+    np.testing.assert_allclose((ahead - behind) / (2 * step), slope, rtol=2e-2)
+    assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))  # every parameter takes part
+
+
+def test_separate_layers_are_stacked_and_back(golden):
+    separate, _ = load(golden, "llama", separate=True)
+    stacked, _ = load(golden, "llama")
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), stack_layers(separate), stacked)
+    assert all(jax.tree.leaves(same))
+    back = unstack_layers(stacked, separate)
+    assert jax.tree.structure(back) == jax.tree.structure(separate)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), back, separate)))
+    assert stack_layers(stacked) is not separate
