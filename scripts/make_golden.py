@@ -6,6 +6,7 @@ close at any step is passed over, so that rounding decides no token.
 """
 
 import argparse
+import importlib.util
 import json
 import zlib
 from collections.abc import Mapping
@@ -145,7 +146,7 @@ def make(name: str, seed: int) -> dict[str, Any] | None:
     import transformers
 
     fields = dict(CONFIGS[name])
-    config = transformers.AutoConfig.for_model(fields["model_type"], **json.loads(json.dumps(fields)))
+    config = transformers.AutoConfig.for_model(**json.loads(json.dumps(fields)))  # it changes what it is given
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     model.eval()
     # `parameters` gives a tied one once, under the name it is published with.
@@ -214,6 +215,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=[*CONFIGS, "all"], metavar="NAME", help=", ".join(CONFIGS))
     names = parser.parse_args().names
+    if importlib.util.find_spec("torch") is None:
+        raise SystemExit("make_golden.py: torch is not installed here; run it where torch and transformers are")
     for name in CONFIGS if "all" in names else names:
         found = next(((seed, golden) for seed in range(100) if (golden := make(name, seed)) is not None), None)
         if found is None:

@@ -36,6 +36,7 @@ def logits(run_program, folder, ranks, prompt):
     return np.asarray(json.loads(run_program(LOGITS, folder, ranks, prompt, num_devices=ranks)))
 
 
+@pytest.mark.slow
 def test_a_norm_over_all_heads_adds_up_the_squares_of_both_ranks(golden, run_program):
     case = json.loads((golden / "olmo2" / "golden.json").read_text())["cases"][3]
     found = logits(run_program, golden / "olmo2", 2, case["prompt_ids"])[-1]

@@ -9,6 +9,7 @@ from jaxllm.models.family import Family, decoder_pieces
 
 def configure(hf: Mapping) -> ModelConfig:
     """Reads Mistral's config.json."""
+    hf_config.refuse(hf, attention_bias=False, mlp_bias=False)
     hf = hf_config.Filled(
         hf,
         max_position_embeddings=131072,

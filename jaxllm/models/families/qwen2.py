@@ -29,4 +29,5 @@ def upper_layers_kinds(hf: Mapping) -> tuple[LayerKind, ...]:
     return hf_config.window_kinds(types, window if hf.get("use_sliding_window") else None)
 
 
-FAMILY = Family(configure, decoder_pieces)
+# Some files say what is so in any case.
+FAMILY = Family(configure, decoder_pieces, harmless=frozenset({"attention_bias"}))

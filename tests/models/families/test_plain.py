@@ -32,7 +32,14 @@ def test_the_plain_writing_gives_the_logits_of_transformers(golden, plain, name)
         np.testing.assert_allclose(logits, case["logits_first"], atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", MADE_HERE)
+# Those that others have all of are left to the slow step.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("glm", "falcon3", "llama_linear") else ())
+        for name in MADE_HERE
+    ],
+)
 def test_all_logits_of_a_prompt_are_those_of_the_plain_writing(
     tmp_path, make_golden, random_checkpoint, plain, prompt_runner, name
 ):
