@@ -1,8 +1,9 @@
 # The commands of every day; CI calls these same targets. CONTRIBUTING.md says when to use which.
 NEWEST := .venv-newest
+INTERPRETER := .venv-interpreter
 CUDA ?= cuda13
 
-.PHONY: check format test test-slow test-newest test-gpu bench docs
+.PHONY: check format test test-slow test-newest test-interpreter test-gpu bench docs
 
 check:
 	uv run ruff format --check
@@ -26,6 +27,12 @@ test-newest:
 	uv --no-config pip install --python $(NEWEST)/bin/python --upgrade jax jaxlib
 	$(NEWEST)/bin/python -c 'import jax; print("jax", jax.__version__)'
 	$(NEWEST)/bin/python -m pytest
+
+# Triton's kernels on the CPU, in Triton's own interpreter, which needs an older numpy than the lock has.
+test-interpreter:
+	UV_PROJECT_ENVIRONMENT=$(INTERPRETER) uv sync --frozen
+	uv --no-config pip install --python $(INTERPRETER)/bin/python triton jax-triton 'numpy<2.5'
+	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -m interpreter tests/kernels
 
 test-gpu:
 	uv run --extra $(CUDA) pytest -m gpu

@@ -94,6 +94,31 @@ CASES = (
     ),
     AttentionCase(name="window_beyond_the_context", new=(6, 18), context=(20, 30), window=1000, num_padding=3),
     AttentionCase(name="room_for_any_batch", new=(10,) * 4, context=(160,) * 4, heads=(2, 1), block_size=8),
+    AttentionCase(
+        name="mixed_mha_of_64", new=(21, 1, 4), context=(90, 77, 4), heads=(3, 3), head_dim=64, num_padding=2
+    ),
+    AttentionCase(
+        name="mixed_gqa7_of_128_with_a_window",
+        new=(40, 1, 2, 3),
+        context=(170, 300, 131, 3),
+        heads=(7, 1),
+        head_dim=128,
+        block_size=64,
+        window=100,
+        num_padding=3,
+    ),
+    AttentionCase(
+        name="mixed_of_96_in_blocks_of_128", new=(1, 70), context=(260, 200), head_dim=96, block_size=128, num_padding=1
+    ),
+    AttentionCase(name="mixed_of_256", new=(1, 20), context=(100, 70), head_dim=256, softcap=20.0, num_padding=1),
+    AttentionCase(
+        name="decode_of_skewed_lengths",
+        new=(1,) * 6,
+        context=(1, 900, 16, 0, 17, 300),
+        heads=(16, 2),
+        block_size=32,
+        num_padding=1,
+    ),
     AttentionCase(name="softcap_prefill", new=(33, 2), context=(33, 140), softcap=0.5, head_dim=80, num_padding=1),
 )
 

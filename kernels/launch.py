@@ -1,0 +1,142 @@
+"""Runs a raw Triton kernel from traced JAX code: the one seam between our code, jax-triton and Triton's interpreter.
+
+Knows pointers, grids and compile-time constants. Refuses to know what a kernel computes. A kernel that Triton decorated
+for its interpreter (TRITON_INTERPRET=1) runs on the CPU, through a callback; any other is compiled into the program.
+"""
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_poison = False
+
+
+def launch(
+    kernel: Any,
+    *operands: jax.Array | int,
+    results: Sequence[jax.ShapeDtypeStruct],
+    grid: int,
+    aliases: Mapping[int, int] | None = None,
+    num_warps: int = 4,
+    num_stages: int = 1,
+    **constants: Any,
+) -> tuple[jax.Array, ...]:
+    """Gives the results of `grid` programs of the kernel.
+
+    The kernel's arguments are the operands (arrays as pointers, integers as they are), then those results that are no
+    operand updated in place, in order. `aliases` names the latter: {operand: result}; the caller must not read such an
+    operand again. The constants are the kernel's tl.constexpr arguments: each set of them is compiled.
+    """
+    aliases = dict(aliases or {})
+    if _poison and len(aliases) < len(results):
+        fresh = [i for i in range(len(results)) if i not in aliases.values()]
+        aliases |= {len(operands) + n: i for n, i in enumerate(fresh)}
+        operands = (*operands, *(_rubbish(results[i]) for i in fresh))
+    if _is_interpreted(kernel):
+        scalars = {i: operand for i, operand in enumerate(operands) if isinstance(operand, int)}
+        arrays = [operand for i, operand in enumerate(operands) if i not in scalars]
+        run = functools.partial(_interpret, kernel, scalars, results, grid, aliases, constants)
+        return tuple(jax.pure_callback(run, tuple(results), *arrays, vmap_method="sequential"))
+    return _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants)
+
+
+@contextlib.contextmanager
+def poisoned_results() -> Iterator[None]:
+    """Fills the results of kernels traced meanwhile with NaN beforehand, so that a test sees what was never written."""
+    global _poison
+    _poison = True
+    try:
+        yield
+    finally:
+        _poison = False
+
+
+def capability() -> int:
+    """The compute capability of the first GPU times ten; 90 (Hopper) where programs are compiled without a GPU."""
+    try:
+        major, _, minor = str(jax.devices("gpu")[0].compute_capability).partition(".")
+    except (RuntimeError, AttributeError):
+        return 90
+    return int(major) * 10 + int(minor or 0)
+
+
+def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants) -> tuple[jax.Array, ...]:
+    jax_triton = importlib.import_module("jax_triton")  # of the extras for GPUs
+    return tuple(
+        jax_triton.triton_call(
+            *operands,
+            kernel=kernel,
+            out_type=tuple(results),
+            grid=(grid,),
+            name=kernel.fn.__name__,
+            compute_capability=capability(),
+            # It would have Refs instead; the cache is a plain, donated array everywhere else.
+            input_output_aliases=aliases,
+            num_warps=num_warps,
+            num_stages=num_stages,
+            backend_options={"enable_fp_fusion": True},  # newer Tritons do not by themselves
+            **constants,
+        )
+    )
+
+
+def _rubbish(result: jax.ShapeDtypeStruct) -> jax.Array:
+    value = jnp.nan if jnp.issubdtype(result.dtype, jnp.floating) else -7
+    return jnp.full(result.shape, value, result.dtype)
+
+
+def _is_interpreted(kernel: Any) -> bool:
+    return type(kernel).__name__ == "InterpretedFunction"
+
+
+def _interpret(kernel, scalars: Mapping[int, int], results, grid: int, aliases: Mapping[int, int], constants, *arrays):
+    rest = iter(arrays)
+    operands = [scalars[i] if i in scalars else next(rest) for i in range(len(scalars) + len(arrays))]
+    outputs: list[np.ndarray | None] = [None] * len(results)
+    for operand, result in aliases.items():
+        operands[operand] = outputs[result] = np.array(operands[operand])
+    for i, result in enumerate(results):
+        if outputs[i] is None:
+            outputs[i] = np.full(result.shape, np.nan).astype(result.dtype)
+            operands.append(outputs[i])
+    kernel[(grid,)](*(o if isinstance(o, int) else _HostTensor(np.asarray(o)) for o in operands), **constants)
+    return tuple(outputs)
+
+
+class _HostTensor:
+    """A numpy array in the shape of a torch tensor, as far as Triton's interpreter asks for one. It is its storage."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        self.dtype = f"torch.{array.dtype}"
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def untyped_storage(self) -> "_HostTensor":
+        return self
+
+    def cpu(self) -> "_HostTensor":
+        return self
+
+    def new_empty(self, *_: object, **__: object) -> "_HostTensor":
+        return self
+
+    def set_(self, *_: object) -> None: ...
+
+    def copy_(self, *_: object) -> None: ...
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return self.array.strides

@@ -1,0 +1,75 @@
+"""Ragged paged attention in Triton, for any card: who brings few new tokens takes one kernel, who brings many another.
+
+Knows the same as the reference. Refuses to know how a kernel works.
+"""
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from jaxllm.kernels.paged_attention import triton_decode, triton_prefill
+from jaxllm.kernels.paged_attention.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
+from jaxllm.kernels.paged_attention.work_list import list_chunks, list_tiles
+
+
+def paged_attention(
+    query: Float[Array, "T N H"],
+    kv_cache: Float[Array, "L P 2 K C H"],
+    layer: int | Int[Array, ""],
+    block_table: Int[Array, "B M"],
+    query_start: Int[Array, " B+1"],
+    context_len: Int[Array, " B"],
+    *,
+    scale: float,
+    window: int | Int[Array, ""] | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "T N H"]:
+    """Causal attention of each request's new tokens over its own context; see the reference."""
+    few, many = decode_config(query.shape[2], query.dtype), prefill_config(query.shape[2], query.dtype)
+    return attend(
+        few, many, query, kv_cache, layer, block_table, query_start, context_len, scale, window=window, softcap=softcap
+    )
+
+
+def attend(
+    few: DecodeConfig,
+    many: PrefillConfig,
+    query: Float[Array, "T N H"],
+    kv_cache: Float[Array, "L P 2 K C H"],
+    layer: int | Int[Array, ""],
+    block_table: Int[Array, "B M"],
+    query_start: Int[Array, " B+1"],
+    context_len: Int[Array, " B"],
+    scale: float,
+    *,
+    window: int | Int[Array, ""] | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "T N H"]:
+    """The same with the constants for few and for many new tokens given.
+
+    In a mixed batch (T != B) the tiles are computed first, and the chunks add their rows to the same array.
+    """
+    T, N, _ = query.shape
+    K, C = kv_cache.shape[3:5]
+    B, M = block_table.shape
+    is_decode = T == B
+    max_new = 1 if is_decode else max(1, triton_decode.MIN_ROWS * K // N)
+    chunks = list_chunks(
+        query_start,
+        context_len,
+        window,
+        max_new=max_new,
+        all_rows=is_decode,
+        unit=few.tile_keys,
+        min_chunk=few.min_chunk,
+        num_extra=few.num_extra(K, M * C),
+    )
+    arguments = (query, kv_cache, layer, block_table)
+    options = {"scale": scale, "window": window, "softcap": softcap}
+    attended_TNH: jax.Array | None = None
+    if not is_decode:
+        tile = many.tile_tokens(N // K)
+        tiles = list_tiles(query_start, context_len, window, T, min_new=max_new + 1, tile=tile)
+        attended_TNH = triton_prefill.prefill(*arguments, tiles, **options, config=many)
+    return triton_decode.decode(
+        *arguments, query_start, context_len, chunks, max_new=max_new, **options, config=few, out=attended_TNH
+    )

@@ -1,0 +1,56 @@
+"""The constants of the Triton kernels for a head size and a type. What chose them: scripts/bench_kernels.py --sweep."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Keys of one turn of the loop, the shortest chunk, and how many programs the long contexts are split for."""
+
+    tile_keys: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
+    min_chunk: int = 128
+    num_programs: int = 2048
+
+    def num_extra(self, num_kv_heads: int, longest: int) -> int:
+        """How many chunks there may be beyond one for each request; none where no context reaches min_chunk."""
+        return 0 if longest <= self.min_chunk else -(-self.num_programs // num_kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Rows of a tile and keys of one turn of the loop."""
+
+    tile_rows: int = 128
+    tile_keys: int = 64
+    num_warps: int = 8
+    num_stages: int = 3
+
+    def tile_tokens(self, group: int) -> int:
+        """Tokens whose heads fill the rows of a tile."""
+        return max(1, self.tile_rows // group)
+
+
+def decode_config(head_dim: int, dtype: jnp.dtype) -> DecodeConfig:
+    """Constants whose tiles fit the shared memory of every card from sm_80 on (99 KiB on sm_86 and sm_89).
+
+    float32 is multiplied without tensor cores, unrolled: larger tiles than these spill.
+    """
+    is_wide = head_dim > 128
+    if jnp.dtype(dtype).itemsize == 4:
+        return DecodeConfig(tile_keys=16 if is_wide else 32, num_warps=8 if is_wide else 4, num_stages=2)
+    return DecodeConfig(tile_keys=32 if is_wide else 64)
+
+
+def prefill_config(head_dim: int, dtype: jnp.dtype) -> PrefillConfig:
+    """The same for tiles of new tokens."""
+    is_wide = head_dim > 128
+    if jnp.dtype(dtype).itemsize == 4:
+        rows = 16 if is_wide else 32
+        return PrefillConfig(tile_rows=rows, tile_keys=rows, num_warps=8 if is_wide else 4, num_stages=2)
+    if is_wide:
+        return PrefillConfig(tile_rows=64, tile_keys=32, num_warps=4, num_stages=2)
+    return PrefillConfig()

@@ -1,0 +1,39 @@
+"""Bias, head norms, rotary embedding and KV write as one operation, in plain XLA: the references of each in turn."""
+
+from jaxtyping import Array, Float, Int
+
+from jaxllm.kernels.kv_write.reference import kv_write
+from jaxllm.kernels.rms_norm.reference import rms_norm
+from jaxllm.kernels.rope.reference import apply_rope
+
+
+def rope_kv_write(
+    kv_cache: Float[Array, "L P 2 K C H"],
+    layer: int | Int[Array, ""],
+    qkv: Float[Array, "T K J H"],
+    cos: Float[Array, "T R"],
+    sin: Float[Array, "T R"],
+    block: Int[Array, " T"],
+    offset: Int[Array, " T"],
+    *,
+    bias: Float[Array, "K J H"] | None = None,
+    q_norm: Float[Array, " H"] | None = None,
+    k_norm: Float[Array, " H"] | None = None,
+    eps: float = 0.0,
+    norm_offset: float = 0.0,
+) -> tuple[Float[Array, "T N H"], Float[Array, "L P 2 K C H"]]:
+    """Gives the queries and the cache with each token's key and value at (layer, block, offset).
+
+    The J entries of a KV head are its G query heads, its key, its value. Norms (both or none) come before the rotation.
+    """
+    if bias is not None:
+        qkv = qkv + bias
+    T, _, _, H = qkv.shape
+    query_TNH = qkv[:, :, :-2].reshape(T, -1, H)
+    key_TKH, value_TKH = qkv[:, :, -2], qkv[:, :, -1]
+    if q_norm is not None and k_norm is not None:
+        query_TNH = rms_norm(query_TNH, q_norm, eps=eps, offset=norm_offset)
+        key_TKH = rms_norm(key_TKH, k_norm, eps=eps, offset=norm_offset)
+    key_TKH = apply_rope(key_TKH, cos, sin)
+    kv_cache = kv_write(kv_cache, layer, key_TKH, value_TKH, block, offset)
+    return apply_rope(query_TNH, cos, sin), kv_cache

@@ -1,0 +1,173 @@
+"""The Triton version against the shared cases: in Triton's interpreter on a CPU, and compiled on a GPU."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxllm.kernels.launch import poisoned_results
+from jaxllm.kernels.paged_attention import reference
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.gpu]
+
+ON_GPU = jax.default_backend() == "gpu"
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def attend():
+    """The Triton version, compiled, with results poisoned beforehand."""
+    version = importlib.import_module("jaxllm.kernels.paged_attention.triton")
+
+    @functools.partial(jax.jit, static_argnames=("scale", "softcap"))
+    def run(query, kv_cache, layer, table, start, length, window, scale, softcap):
+        with poisoned_results():
+            return version.paged_attention(
+                query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap
+            )
+
+    def attend(inputs, scale, window=None, softcap=None):
+        traced_window = None if window is None else jnp.int32(window)
+        return run(*inputs, traced_window, scale=scale, softcap=softcap)
+
+    return attend
+
+
+def poison(inputs):
+    """Puts NaN where make_attention_inputs has its huge number: in every slot that the batch must not read."""
+    kv_cache = inputs.kv_cache.astype(np.float32)
+    return inputs._replace(kv_cache=np.where(np.abs(kv_cache) > 1e4, np.nan, kv_cache).astype(inputs.kv_cache.dtype))
+
+
+def assert_equal_where_real(out, expected, tolerance=TOLERANCE):
+    real = ~np.isnan(expected)
+    out = np.asarray(out, np.float64)
+    assert np.isfinite(out).all(), "every row must be written, those of padding with anything finite"
+    np.testing.assert_allclose(out[real], expected[real], rtol=tolerance, atol=tolerance)
+
+
+def test_every_case_equals_dense_attention(attention_case, make_attention_inputs, dense_attention, attend):
+    case = attention_case
+    inputs = make_attention_inputs(case)
+    scale = case.head_dim**-0.5
+    out = attend(poison(inputs), scale, case.window, case.softcap)
+    assert out.dtype == jnp.float32
+    assert_equal_where_real(out, dense_attention(inputs, scale, case.window, case.softcap))
+
+
+@pytest.mark.parametrize("name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths"])
+def test_float16_is_accumulated_in_float32(name, case_named, make_attention_inputs, dense_attention, attend):
+    case = case_named(name)
+    inputs = make_attention_inputs(case, np.float16)
+    out = attend(poison(inputs), 0.125, case.window, case.softcap)
+    assert out.dtype == jnp.float16
+    assert_equal_where_real(out, dense_attention(inputs, 0.125, case.window, case.softcap), 3e-3)
+
+
+@pytest.mark.parametrize("window", [1, 7, 140, 1 << 30])
+def test_any_window_and_a_traced_layer(window, case_named, make_attention_inputs, dense_attention, attend):
+    for name in ("window_across_key_tiles", "decode_window_and_softcap"):
+        inputs = make_attention_inputs(case_named(name))
+        traced = poison(inputs)._replace(layer=jnp.int32(inputs.layer))
+        assert_equal_where_real(attend(traced, 0.25, window), dense_attention(inputs, 0.25, window, None))
+
+
+def test_a_decode_batch_equals_the_same_requests_as_a_ragged_batch(case_named, make_attention_inputs, attend):
+    inputs = poison(make_attention_inputs(case_named("decode_with_padding_rows")))
+    padding = np.ones((3, *inputs.query.shape[1:]), np.float32)
+    decode = attend(inputs, 0.25)
+    ragged = attend(inputs._replace(query=np.concatenate([inputs.query, padding])), 0.25)
+    np.testing.assert_allclose(decode[:4], ragged[:4], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def draw(rng, new, context, heads, head_dim, block_size):
+    """Random float32 inputs on the device: scattered blocks, NaN wherever no request has a key."""
+    (N, K), C, B = heads, block_size, len(new)
+    per_request = [-(-length // C) for length in context]
+    blocks = rng.permutation(np.arange(1, sum(per_request) + 5))
+    table = np.zeros((B, max(per_request) + 2), np.int32)
+    used = np.zeros((sum(per_request) + 5, C), bool)
+    for b, length in enumerate(context):
+        own, blocks = blocks[: per_request[b]], blocks[per_request[b] :]
+        table[b, : len(own)] = own
+        for m, block in enumerate(own):
+            used[block, : length - m * C] = True
+    keys = jax.random.split(jax.random.key(int(rng.integers(1 << 30))), 2)
+    num_tokens = B if all(n == 1 for n in new) else sum(new) + int(rng.integers(1, 40))
+    query = jax.random.normal(keys[0], (num_tokens, N, head_dim))
+    kv_cache = jax.random.normal(keys[1], (2, len(used), 2, K, C, head_dim))
+    kv_cache = jnp.where(used[None, :, None, None, :, None], kv_cache, jnp.nan)
+    start = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+    return query, kv_cache, jnp.int32(1), table, start, np.asarray(context, np.int32)
+
+
+# Tuning the reference's products would take most of the tests' time.
+QUICKLY = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "softcap"), compiler_options=QUICKLY)
+def attend_plainly(query, kv_cache, layer, table, start, length, window, scale, softcap):
+    with jax.default_matmul_precision("highest"):
+        return reference.paged_attention(
+            query, jnp.nan_to_num(kv_cache), layer, table, start, length, scale=scale, window=window, softcap=softcap
+        )
+
+
+SHAPES = [
+    ((8, 8), 64, 16),
+    ((8, 2), 128, 8),
+    ((28, 4), 128, 16),
+    ((16, 2), 80, 32),
+    ((8, 1), 96, 64),
+    ((4, 1), 256, 128),
+]
+
+
+@pytest.mark.parametrize("is_decode", [True, False], ids=["decode", "mixed"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.skipif(not ON_GPU, reason="takes minutes in the interpreter")
+def test_random_odd_sizes_equal_the_reference_within_its_own_rounding(shape, is_decode, attend):
+    heads, head_dim, block_size = shape
+    rng = np.random.default_rng(head_dim * block_size + is_decode)
+    is_limited = (SHAPES.index(shape) + is_decode) % 2 == 0
+    softcap, window = (30.0, int(rng.integers(1, 700))) if is_limited else (None, None)
+    new = [1] * 37 if is_decode else rng.permutation([*rng.integers(1, 300, 6), 1, 1, 1, 2, 3, 5]).tolist()
+    context = [n + int(before) for n, before in zip(new, rng.integers(0, 2500, len(new)), strict=True)]
+    inputs = draw(rng, new, context, heads, head_dim, block_size)
+    scale = head_dim**-0.5
+    exact = np.asarray(attend_plainly(*inputs, window, scale=scale, softcap=softcap), np.float64)[: sum(new)]
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        cast = (inputs[0].astype(dtype), inputs[1].astype(dtype), *inputs[2:])
+        out = np.asarray(attend(cast, scale, window, softcap), np.float64)
+        assert np.isfinite(out).all()
+        out = out[: sum(new)]
+        if dtype == jnp.float32:
+            np.testing.assert_allclose(out, exact, rtol=2e-5, atol=2e-5)
+            continue
+        plain = np.asarray(attend_plainly(*cast, window, scale=scale, softcap=softcap), np.float64)[: sum(new)]
+        own_error = np.linalg.norm(plain - exact) / np.linalg.norm(exact)
+        assert np.linalg.norm(out - exact) / np.linalg.norm(exact) <= 1.5 * own_error
+
+
+@pytest.mark.skipif(not ON_GPU, reason="takes minutes in the interpreter")
+def test_contexts_of_128k_beside_short_ones(attend):
+    rng = np.random.default_rng(5)
+    for new, context in (([1] * 4, [131_000, 1, 0, 517]), ([1, 130, 3], [131_000, 4_000, 90_000])):
+        inputs = draw(rng, new, context, (8, 2), 128, 16)
+        exact = np.asarray(attend_plainly(*inputs, None, scale=0.09, softcap=None), np.float64)[: sum(new)]
+        out = np.asarray(attend(inputs, 0.09), np.float64)
+        assert np.isfinite(out).all()
+        np.testing.assert_allclose(out[: sum(new)], exact, rtol=5e-5, atol=2e-5)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies the bits of bfloat16 numbers")
+def test_bfloat16_cases_equal_dense_attention(attention_case, make_attention_inputs, dense_attention, attend):
+    case = attention_case
+    inputs = make_attention_inputs(case, ml_dtypes.bfloat16)
+    out = attend(poison(inputs), 0.25, case.window, case.softcap)
+    assert out.dtype == jnp.bfloat16
+    assert_equal_where_real(out, dense_attention(inputs, 0.25, case.window, case.softcap), 3e-2)
