@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from jaxllm.kernels.launch import capability
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
@@ -11,9 +13,9 @@ class DecodeConfig:
 
     tile_keys: int = 64
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 4
     min_chunk: int = 128
-    num_programs: int = 2048
+    num_programs: int = 1024
 
     def num_extra(self, num_kv_heads: int, longest: int) -> int:
         """How many chunks there may be beyond one for each request; none where no context reaches min_chunk."""
@@ -53,4 +55,5 @@ def prefill_config(head_dim: int, dtype: jnp.dtype) -> PrefillConfig:
         return PrefillConfig(tile_rows=rows, tile_keys=rows, num_warps=8 if is_wide else 4, num_stages=2)
     if is_wide:
         return PrefillConfig(tile_rows=64, tile_keys=32, num_warps=4, num_stages=2)
-    return PrefillConfig()
+    # Hopper's shared memory (227 KiB) has room for twice the rows.
+    return PrefillConfig(tile_rows=256 if head_dim <= 128 and capability() >= 90 else 128)
