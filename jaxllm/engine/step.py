@@ -34,6 +34,15 @@ class StepProgram(NamedTuple):
     def platform(self) -> str:
         return self.mesh.devices.flat[0].platform
 
+    def decoder_for(self, shape: StepShape) -> DecoderProgram:
+        """The decoder as a step of this shape drives it; docs/adr/0003 has the measurements.
+
+        On a GPU a decode step is unrolled, so that it is captured whole as one command buffer. Mixed steps are scanned:
+        they are long beside their launches, and compile faster.
+        """
+        unrolled = self.platform != "cpu" and shape.program == "decode"
+        return self.decoder._replace(loop="unroll") if unrolled else self.decoder
+
     @property
     def num_groups(self) -> int:
         return len(self.decoder.cfg.kv_layout.windows)
@@ -62,7 +71,7 @@ def make_step(program: StepProgram, shape: StepShape) -> Callable:
 
     def step(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
-        hidden_TD, kv = _hidden(program, weights, kv, rows, inputs)
+        hidden_TD, kv = _hidden(program, program.decoder_for(shape), weights, kv, rows, inputs)
         last_B = jnp.maximum(inputs.query_start[1:] - 1, 0)
         logits_BV = project(program.decoder, program.kernels, weights, hidden_TD[last_B])
         if shape.variant == "hidden":
@@ -83,14 +92,19 @@ def make_logits(program: StepProgram, shape: StepShape) -> Callable:
 
     def logits(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
-        hidden_TD, kv = _hidden(program, weights, kv, rows, inputs)
+        hidden_TD, kv = _hidden(program, program.decoder_for(shape), weights, kv, rows, inputs)
         return project(program.decoder, program.kernels, weights, hidden_TD), kv
 
     return over_mesh(program, logits, _inputs(program), (PartitionSpec(), program.kv_spec()))
 
 
 def _hidden(
-    program: StepProgram, weights: Weights, kv: jax.Array, rows: RowState[jax.Array], inputs: StepInputs[jax.Array]
+    program: StepProgram,
+    decoder: DecoderProgram,
+    weights: Weights,
+    kv: jax.Array,
+    rows: RowState[jax.Array],
+    inputs: StepInputs[jax.Array],
 ):
     token_T = jnp.where(inputs.token < 0, rows.last_token[inputs.row[inputs.request]], inputs.token)
     position_T = jnp.maximum(inputs.position, 0)
@@ -105,7 +119,7 @@ def _hidden(
         query_start=inputs.query_start,
         context_len=inputs.context_len,
     )
-    return run_layers(program.decoder, program.kernels, weights, kv, token_T, context)
+    return run_layers(decoder, program.kernels, weights, kv, token_T, context)
 
 
 def _inputs(program: StepProgram) -> tuple:

@@ -5,6 +5,7 @@ Axes: T tokens, D model, N query heads, K KV heads, G = N / K, H head size, F fe
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.norms import head_norm, model_norm
+from jaxllm.models.norms import Norm, head_norm, model_norm
 from jaxllm.models.parameters import bias, product, weight
 from jaxllm.models.step_context import Kernels, LayerPlace, StepContext
 
@@ -44,17 +45,17 @@ class Attention(nnx.Module):
 
     def __call__(self, x_TD, kv, place: LayerPlace, step: StepContext, kernels: Kernels):
         cfg = self.cfg
-        qkv_TKJH = product("TD,DKJH->TKJH", x_TD, self.qkv_proj)
-        if cfg.qkv_bias:
-            qkv_TKJH = qkv_TKJH + self.qkv_bias[...]
-        q_TNH = self.q_norm(qkv_TKJH[:, :, :-2].reshape(x_TD.shape[0], -1, cfg.head_dim), kernels)
-        k_TKH, v_TKH = self.k_norm(qkv_TKJH[:, :, -2], kernels), qkv_TKJH[:, :, -1]
-        cos, sin = step.cos[place.rope], step.sin[place.rope]
-        if cfg.rope_interleaved:
-            q_TNH, k_TKH = _pairs_apart(q_TNH, cos.shape[-1]), _pairs_apart(k_TKH, cos.shape[-1])
-        q_TNH = kernels.apply_rope(q_TNH, cos, sin)
-        k_TKH = kernels.apply_rope(k_TKH, cos, sin)
-        kv = kernels.kv_write(kv, place.slot, k_TKH, v_TKH, step.write_block[place.group], step.write_offset)
+        qkv_TKJH, fused = self._prepared(product("TD,DKJH->TKJH", x_TD, self.qkv_proj), step, kernels)
+        q_TNH, kv = kernels.rope_kv_write(
+            kv,
+            place.slot,
+            qkv_TKJH,
+            step.cos[place.rope],
+            step.sin[place.rope],
+            step.write_block[place.group],
+            step.write_offset,
+            **fused,
+        )
         attended_TNH = kernels.paged_attention(
             q_TNH,
             kv,
@@ -68,6 +69,28 @@ class Attention(nnx.Module):
         )
         out_TD = jax.lax.psum(product("TNH,NHD->TD", attended_TNH, self.o_proj), "tensor")
         return (out_TD + self.o_bias[...] if cfg.o_bias else out_TD), kv
+
+    def _prepared(self, qkv_TKJH, step: StepContext, kernels: Kernels) -> tuple[Any, dict[str, Any]]:
+        """Does what the fused operation cannot do; the rest, bias and plain head norms, goes along as its options."""
+        cfg = self.cfg
+        fused: dict[str, Any] = {"bias": self.qkv_bias[...]} if cfg.qkv_bias else {}
+        q_norm, k_norm = self.q_norm, self.k_norm
+        is_plain = cfg.qk_norm == "head" and cfg.norm == "rms" and not cfg.rope_interleaved
+        if is_plain and isinstance(q_norm, Norm) and isinstance(k_norm, Norm):
+            norms = {"q_norm": q_norm.scale[...], "k_norm": k_norm.scale[...]}
+            return qkv_TKJH, fused | norms | {"eps": cfg.norm_eps, "norm_offset": cfg.norm_offset}
+        if cfg.qk_norm is None and not cfg.rope_interleaved:
+            return qkv_TKJH, fused
+        if fused:
+            qkv_TKJH = qkv_TKJH + fused["bias"]
+        T, K = qkv_TKJH.shape[:2]
+        q_TNH = self.q_norm(qkv_TKJH[:, :, :-2].reshape(T, -1, cfg.head_dim), kernels)
+        k_TKH = self.k_norm(qkv_TKJH[:, :, -2], kernels)
+        if cfg.rope_interleaved:
+            num_pairs = step.cos.shape[-1]
+            q_TNH, k_TKH = _pairs_apart(q_TNH, num_pairs), _pairs_apart(k_TKH, num_pairs)
+        q_TKGH = q_TNH.reshape(T, K, -1, cfg.head_dim)
+        return jnp.concatenate([q_TKGH, k_TKH[:, :, None], qkv_TKJH[:, :, -1:]], axis=2), {}
 
 
 def _pairs_apart(x_TNH, num_pairs: int):

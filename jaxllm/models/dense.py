@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.rope_kv_write.reference import split_and_turn
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.models.decoder import Kernels, StepContext
 from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
@@ -24,7 +25,7 @@ def make_dense_logits(program: DecoderProgram, kernels: Kernels, mesh: Mesh, rul
     arrays a gradient would be summed over all layers in each of them. Attention needs memory for S x S scores; shorter
     sequences are padded behind their end, where causality keeps the padding from changing anything.
     """
-    kernels = kernels._replace(kv_write=_keep, paged_attention=_attend)
+    kernels = kernels._replace(rope_kv_write=_keep, paged_attention=_attend)
     whole = PartitionSpec()
     specs = weights_tree({spec.path: rules.spec(*spec.stored_axes) for spec in program.params})
 
@@ -78,8 +79,9 @@ def _sequence(program: DecoderProgram, kernels: Kernels, weights: Weights, token
     return project(program, kernels, weights, hidden_SD)
 
 
-def _keep(kv, slot, k_SKH, v_SKH, block, offset):
-    return k_SKH, v_SKH
+def _keep(kv, slot, qkv_SKJH, cos, sin, block, offset, **options):
+    q_SNH, k_SKH, v_SKH = split_and_turn(qkv_SKJH, cos, sin, **options)
+    return q_SNH, (k_SKH, v_SKH)
 
 
 def _attend(q_SNH, kv, slot, block_table, query_start, context_len, *, scale, window=None, softcap=None):

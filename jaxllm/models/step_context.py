@@ -10,8 +10,7 @@ class Kernels(NamedTuple):
     """The chosen version of each operation; see jaxllm.kernels.select."""
 
     paged_attention: Callable
-    kv_write: Callable
-    apply_rope: Callable
+    rope_kv_write: Callable
     rms_norm: Callable
     layer_norm: Callable
 

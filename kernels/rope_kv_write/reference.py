@@ -26,6 +26,21 @@ def rope_kv_write(
 
     The J entries of a KV head are its G query heads, its key, its value. Norms (both or none) come before the rotation.
     """
+    query_TNH, key_TKH, value_TKH = split_and_turn(qkv, cos, sin, bias, q_norm, k_norm, eps, norm_offset)
+    return query_TNH, kv_write(kv_cache, layer, key_TKH, value_TKH, block, offset)
+
+
+def split_and_turn(
+    qkv: Float[Array, "T K J H"],
+    cos: Float[Array, "T R"],
+    sin: Float[Array, "T R"],
+    bias: Float[Array, "K J H"] | None = None,
+    q_norm: Float[Array, " H"] | None = None,
+    k_norm: Float[Array, " H"] | None = None,
+    eps: float = 0.0,
+    norm_offset: float = 0.0,
+) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
+    """Gives queries, keys and values, all but the write."""
     if bias is not None:
         qkv = qkv + bias
     T, _, _, H = qkv.shape
@@ -34,6 +49,4 @@ def rope_kv_write(
     if q_norm is not None and k_norm is not None:
         query_TNH = rms_norm(query_TNH, q_norm, eps=eps, offset=norm_offset)
         key_TKH = rms_norm(key_TKH, k_norm, eps=eps, offset=norm_offset)
-    key_TKH = apply_rope(key_TKH, cos, sin)
-    kv_cache = kv_write(kv_cache, layer, key_TKH, value_TKH, block, offset)
-    return apply_rope(query_TNH, cos, sin), kv_cache
+    return apply_rope(query_TNH, cos, sin), apply_rope(key_TKH, cos, sin), value_TKH
