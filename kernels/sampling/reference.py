@@ -102,7 +102,10 @@ def best(scores: Float[Array, "B V"], k: int) -> tuple[Float[Array, "B k"], Int[
     """Gives the k best scores of each row and their tokens, best first; of equals the lowest id first."""
     if k == 0:
         return jnp.zeros((scores.shape[0], 0), scores.dtype), jnp.zeros((scores.shape[0], 0), jnp.int32)
-    return jax.lax.platform_dependent(scores, cpu=lambda x: tuple(jax.lax.top_k(x, k)), default=lambda x: _best(x, k))
+    values, tokens = jax.lax.platform_dependent(
+        scores, cpu=lambda x: tuple(jax.lax.top_k(x, k)), default=lambda x: _best(x, k)
+    )
+    return values, tokens
 
 
 def _best(scores: Float[Array, "B V"], k: int) -> tuple[Float[Array, "B k"], Int[Array, "B k"]]:
