@@ -67,23 +67,25 @@ def capability() -> int:
 
 
 def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants) -> tuple[jax.Array, ...]:
+    """Leaves it to jax-triton, which takes the first outputs for the kernel's own results: those in place come last."""
     jax_triton = importlib.import_module("jax_triton")  # of the extras for GPUs
-    return tuple(
-        jax_triton.triton_call(
-            *operands,
-            kernel=kernel,
-            out_type=tuple(results),
-            grid=(grid,),
-            name=kernel.fn.__name__,
-            compute_capability=capability(),
-            # It would have Refs instead; the cache is a plain, donated array everywhere else.
-            input_output_aliases=aliases,
-            num_warps=num_warps,
-            num_stages=num_stages,
-            backend_options={"enable_fp_fusion": True},  # newer Tritons do not by themselves
-            **constants,
-        )
+    in_place = aliases.values()
+    order = sorted(range(len(results)), key=lambda i: i in in_place)
+    outputs = jax_triton.triton_call(
+        *operands,
+        kernel=kernel,
+        out_type=tuple(results[i] for i in order),
+        grid=(grid,),
+        name=kernel.fn.__name__,
+        compute_capability=capability(),
+        # It would have Refs instead; the cache is a plain, donated array everywhere else.
+        input_output_aliases={operand: order.index(result) for operand, result in aliases.items()},
+        num_warps=num_warps,
+        num_stages=num_stages,
+        backend_options={"enable_fp_fusion": True},  # newer Tritons do not by themselves
+        **constants,
     )
+    return tuple(outputs[order.index(i)] for i in range(len(results)))
 
 
 def _rubbish(result: jax.ShapeDtypeStruct) -> jax.Array:
