@@ -1,4 +1,4 @@
-"""Each family against a second writing of it in plain numpy, which itself is held against transformers' goldens."""
+"""Families against a second writing of them in plain numpy, which itself is held against transformers' goldens."""
 
 import json
 
@@ -10,35 +10,49 @@ from jaxllm import LLM, SamplingParams
 from jaxllm.models.registry import find_family
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-OF_TRANSFORMERS = (
-    *("llama", "llama_tied", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2"),
-    *("granite", "smollm3"),
-)
-MADE_HERE = (
+SCRIPTED = (
     *("cohere", "cohere2", "glm", "glm4", "starcoder2", "falcon3"),
     *("llama_yarn", "llama_linear", "llama_dynamic", "phi4_mini"),
+)
+GOLDENS = (
+    *("llama", "llama_tied", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2"),
+    *("granite", "smollm3", *SCRIPTED),
 )
 LONGEST = 200
 # Contexts up to which the ropes that depend on the longest one are what they were first trained as.
 SHORT = {"phi4_mini": 48, "llama_dynamic": 64}
 
 
-@pytest.mark.parametrize("name", OF_TRANSFORMERS)
-def test_the_plain_writing_gives_the_logits_of_transformers(golden, plain, name):
+@pytest.fixture
+def transformers_golden(golden, name):
     config = json.loads((golden / name / "config.json").read_text())
-    tensors = load_file(golden / name / "model.safetensors")
-    for case in json.loads((golden / name / "golden.json").read_text())["cases"]:
-        logits = plain(config, tensors, case["prompt_ids"])[-1]
+    cases = json.loads((golden / name / "golden.json").read_text())["cases"]
+    return config, load_file(golden / name / "model.safetensors"), cases
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_the_plain_writing_gives_the_logits_of_transformers(transformers_golden, plain, name):
+    config, tensors, cases = transformers_golden
+    for case in cases:
+        prompt = case["prompt_ids"]
+        logits = plain(config, tensors, prompt, len(prompt))[-1]
         np.testing.assert_allclose(logits, case["logits_first"], atol=2e-4, rtol=0)
 
 
-# Those that others have all of are left to the slow step.
+@pytest.mark.parametrize("name", SHORT)
+def test_the_plain_writing_stretches_ropes_with_the_text_as_transformers_does(transformers_golden, plain, name):
+    config, tensors, cases = transformers_golden
+    for case in cases:
+        context, last = case["prompt_ids"] + case["output_ids"][:-1], case["output_ids"][-1]
+        logits = plain(config, tensors, context, len(context))[-1]
+        logprob = logits[last] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        assert logprob == pytest.approx(case["logprobs"][-1], abs=2e-4)
+
+
+# The others' goldens are of runs of any length.
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("glm", "falcon3", "llama_linear") else ())
-        for name in MADE_HERE
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("llama_yarn", *SHORT))) for name in SCRIPTED],
 )
 def test_all_logits_of_a_prompt_are_those_of_the_plain_writing(
     tmp_path, make_golden, random_checkpoint, plain, prompt_runner, name
@@ -68,7 +82,7 @@ def check(llm, config, tensors, plain, prompts, length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MADE_HERE)
+@pytest.mark.parametrize("name", SCRIPTED)
 def test_tokens_of_the_engine_are_those_of_the_plain_writing(tmp_path, make_golden, random_checkpoint, plain, name):
     config, tensors = random_checkpoint(tmp_path, name)
     prompts = make_golden.random_prompts(config["vocab_size"])
