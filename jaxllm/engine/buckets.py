@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+BETWEEN = (48, 96, 192, 384, 768)  # where a step costs what its rows cost, half of them padding is too much
 # The table's width costs a copy of B x M integers a step and nothing else: only long ones are worth a choice.
 TABLE_WIDTHS = (1024, 4096, 16384, 65536)
 
@@ -84,9 +85,9 @@ def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int
     """Cuts the list down to the engine's limits; coarse (a CPU) keeps few shapes, since each costs a compilation."""
     max_requests = min(max_num_seqs, max_num_batched_tokens)
     return Buckets(
-        decode=_upto(max_requests, SIZES),
-        mixed_tokens=_upto(max_num_batched_tokens, SIZES[5::2]),
-        mixed_requests=_upto(max_requests, SIZES[:: 4 if coarse else 2]),
+        decode=_upto(max_requests, SIZES if coarse else tuple(sorted((*SIZES, *BETWEEN)))),
+        mixed_tokens=_upto(max_num_batched_tokens, SIZES[5::2] if coarse else (SIZES[5], *SIZES[7:])),
+        mixed_requests=_upto(max_requests, SIZES[::4]),
         table_widths=_upto(max_blocks, TABLE_WIDTHS),
     )
 

@@ -322,8 +322,7 @@ def _first_shapes(buckets: Buckets, platform: str) -> list[StepShape | SamplerSh
         samplers = [
             SamplerShape(size, filters, num_best=num_best)
             for size in buckets.num_requests()
-            for filters in (False, True)
-            for num_best in (NO_SCORES, NUM_BEST[0])
+            for filters, num_best in ((False, NO_SCORES), (True, NO_SCORES), (False, NUM_BEST[0]))
         ]
         return [*buckets.plan(), *samplers]
     width, prompt = buckets.table_widths[-1], buckets.mixed_tokens[min(1, len(buckets.mixed_tokens) - 1)]

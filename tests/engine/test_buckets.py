@@ -68,8 +68,9 @@ def test_a_shape_is_the_smallest_that_holds_the_step():
     buckets = make_buckets(64, 512, 2000, coarse=False)
     assert buckets.shape(5, 5, 3, "greedy") == StepShape(8, 8, 1024, "greedy")
     assert buckets.shape(64, 64, 1025, "logits") == StepShape(64, 64, 2000, "logits")
-    assert buckets.shape(20, 3, 1, "logits") == StepShape(32, 4, 1024, "logits")
-    assert buckets.shape(33, 3, 1, "logits") == StepShape(128, 4, 1024, "logits")
+    assert buckets.shape(35, 35, 3, "greedy") == StepShape(48, 48, 1024, "greedy")
+    assert buckets.shape(20, 3, 1, "logits") == StepShape(32, 16, 1024, "logits")
+    assert buckets.shape(33, 3, 1, "logits") == StepShape(128, 16, 1024, "logits")
     # 20 tokens of 17 requests: the requests are padded to 64, so the tokens go beyond them.
     assert buckets.shape(20, 17, 1, "logits") == StepShape(128, 64, 1024, "logits")
 

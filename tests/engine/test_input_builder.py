@@ -56,19 +56,19 @@ def test_a_ragged_batch_is_laid_out_flat_and_padded(builder):
     shape, inputs = build(
         builder, scheduled(chunk, 4, 3, 5, False), scheduled(middle, 0, 0, 2, False), scheduled(one, 7, 1, 1)
     )
-    assert (shape.program, shape.num_tokens, shape.num_requests) == ("mixed", 32, 4)
+    assert (shape.program, shape.num_tokens, shape.num_requests) == ("mixed", 32, 8)
     assert inputs.token[:8].tolist() == [103, 104, 105, 106, 107, 200, 201, 31]
     assert inputs.position[:8].tolist() == [3, 4, 5, 6, 7, 0, 1, 1]
     assert inputs.request[:8].tolist() == [0] * 5 + [1] * 2 + [2]
-    assert inputs.query_start.tolist() == [0, 5, 7, 8, 8]
-    assert inputs.context_len.tolist() == [8, 2, 2, 0]
-    assert inputs.samples.tolist() == [0, 0, 1, 0]
-    assert inputs.row.tolist() == [4, 0, 7, ROWS]  # padding goes to the spare row
+    assert inputs.query_start.tolist() == [0, 5, 7, 8, *[8] * 5]
+    assert inputs.context_len.tolist() == [8, 2, 2, *[0] * 5]
+    assert inputs.samples.tolist() == [0, 0, 1, *[0] * 5]
+    assert inputs.row.tolist() == [4, 0, 7, *[ROWS] * 5]  # padding goes to the spare row
     assert (inputs.position[8:] == -1).all()
-    assert (inputs.request[8:] < 4).all()
+    assert (inputs.request[8:] < 8).all()
     assert inputs.block_table[:, 0, :3].tolist() == [[5, 6, 0], [7, 8, 0]]
     assert inputs.block_table[:, 1, :3].tolist() == [[9, 0, 0], [10, 0, 0]]
-    assert not inputs.block_table[:, 3].any()
+    assert not inputs.block_table[:, 3:].any()
 
 
 def test_a_decode_batch_has_one_token_per_row_padding_included(builder):
