@@ -38,6 +38,11 @@ def name_of(case) -> str:
 CASES = [pytest.param(case, id=name_of(case)) for case in SAMPLING["cases"]]
 
 
+def is_worth_drawing(case) -> bool:
+    """The flattest logits with all parameters, and every case where the order of the filters matters."""
+    return max(case["probs"]) < 1.0 and (case["logits"] == 1 or "probs_min_p_first" in case)
+
+
 @pytest.fixture(scope="module")
 def program():
     source = find_model(engine_args({"model": str(GOLDEN / "llama")}))
@@ -114,7 +119,7 @@ def test_the_sampler_draws_from_the_exact_distribution(sampler, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if is_worth_drawing(case.values[0])])
 def test_a_hundred_thousand_draws_follow_the_exact_distribution(sampler, case):
     B, rounds = 5000, 20
     shape = SamplerShape(B, filters=True, penalties=True)
