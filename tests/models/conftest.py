@@ -70,7 +70,8 @@ class PromptRunner:
 
         whole = PartitionSpec()
         mapped = jax.shard_map(logits, mesh=build_mesh(), in_specs=whole, out_specs=whole, check_vma=False)
-        self._logits = jax.jit(mapped)
+        # Compiled for one short run each: what takes the time is compiling.
+        self._logits = jax.jit(mapped, compiler_options={"xla_backend_optimization_level": 0})
 
     def take(self, cfg: ModelConfig) -> None:
         """Goes on with a configuration that has other ropes, or says that it does not fit the weights."""
