@@ -22,7 +22,7 @@ def test_the_readmes_command_is_understood(arguments):
     spelled = arguments(line.split()[2:])
     assert spelled[:2] == ["bench", "throughput"]
     assert "--workloads" not in spelled
-    assert spelled[-4:] == ["--workload", "L1,L8,W1", "--num-prompts", "256"]
+    assert spelled[-2:] == ["--workload", "L1,L8,W1,W2,W3"]
 
 
 def test_without_a_choice_the_latency_workloads_are_measured(arguments):

@@ -1,6 +1,7 @@
 """The packaged model, started by the command itself, in this process."""
 
 import _thread
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -32,7 +33,15 @@ def test_a_conversation_remembers_what_was_said(model: LocalModel):
     assert "Rome" in "".join(pieces)
 
 
-def test_ctrl_c_ends_the_answer_and_the_model_answers_on(model: LocalModel):
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A process that a shell started in the background ignores Ctrl-C, and so would the tests in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_the_answer_and_the_model_answers_on(model: LocalModel, heeds_ctrl_c: None):
     pieces: list[str] = []
 
     def press_after_some(text: str) -> None:
