@@ -15,7 +15,9 @@ from jaxllm.engine.sampler_inputs import (
     ANY_TOKEN,
     NO_SCORES,
     WHOLE_VOCABULARY,
+    ProcessorInputs,
     ProcessorShape,
+    SamplerInputs,
     SamplerLayout,
     SamplerShape,
     mask_words,
@@ -138,45 +140,52 @@ class SamplerBuilder:
         layout = SamplerLayout(shape, self._vocab_size, self._processors)
         packed = np.zeros(layout.packed_size, np.int32)
         inputs, processor_inputs = layout.host_views(packed)
-        B = len(items)
+        inputs.samples[: len(items)] = samples
+        inputs.position[: len(items)] = [item.start + item.count for item in items]
+        self._write_numbers(inputs, rows)
+        self._write_lists(inputs, sampling, edits)
+        for name, pairs in processed.items():
+            _write_processor(processor_inputs[name], pairs, num_requests)
+        return PackedSampling(layout, packed, self._count_resets(sampling) if shape.penalties else ())
+
+    def _write_numbers(self, inputs: SamplerInputs[np.ndarray], rows: np.ndarray) -> None:
+        """Copies the rows' numbers into the fields that are there; padding divides by nothing and keeps all."""
+        B = len(rows)
         inputs.row[:B] = rows
         inputs.row[B:] = len(self._features) - 1
-        inputs.samples[:B] = samples
-        inputs.position[:B] = [item.start + item.count for item in items]
         inputs.seed[:B] = self._seed[rows]
         for name, field in self._numbers.items():
             view = getattr(inputs, name)
             if view.size:
                 view[:B] = field[rows]
-        if shape.filters:
+        if inputs.top_k.size:
             inputs.top_k[:B] = self._top_k[rows]
             inputs.top_p[B:] = 1.0
-        if shape.penalties:
+        if inputs.repetition.size:
             inputs.repetition[B:] = 1.0
-        if shape.num_edits:
-            inputs.edit_request[:] = num_requests
-            if edits:
-                request, token, if_last, value = zip(*edits, strict=True)
-                E = len(edits)
-                inputs.edit_request[:E], inputs.edit_token[:E] = request, token
-                inputs.edit_if_last[:E], inputs.edit_value[:E] = if_last, value
-        if shape.masked:
+
+    def _write_lists(
+        self,
+        inputs: SamplerInputs[np.ndarray],
+        sampling: list[tuple[int, Scheduled]],
+        edits: list[tuple[int, int, int, float]],
+    ) -> None:
+        """Writes what rows have in different lengths: edits, masks, named tokens."""
+        inputs.edit_request[:] = len(inputs.row)
+        if edits:
+            request, token, if_last, value = zip(*edits, strict=True)
+            E = len(edits)
+            inputs.edit_request[:E], inputs.edit_token[:E] = request, token
+            inputs.edit_if_last[:E], inputs.edit_value[:E] = if_last, value
+        if inputs.mask.size:
             inputs.mask[:] = 0xFFFFFFFF
             for b, item in sampling:
                 if item.row in self._masks:
                     inputs.mask[b] = self._masks[item.row]
-        if shape.num_named:
+        if inputs.named.size:
             for b, item in sampling:
                 named = self._named.get(item.row, ())
                 inputs.named[b, : len(named)] = named
-        for name, pairs in processed.items():
-            own = processor_inputs[name]
-            own.request[:] = num_requests
-            for r, (b, values) in enumerate(pairs):
-                own.request[r] = b
-                for parameter, value in values.items():
-                    own.parameters[parameter][r] = value
-        return PackedSampling(layout, packed, self._count_resets(sampling) if shape.penalties else ())
 
     def _largest_num_best(self, scored: list[int]) -> int:
         if not scored:
@@ -228,6 +237,16 @@ _NUMBERS = {  # the sampler's name: SamplingParams' name
     "frequency": "frequency_penalty",
     "presence": "presence_penalty",
 }
+
+
+def _write_processor(
+    own: ProcessorInputs[np.ndarray], pairs: list[tuple[int, dict[str, Any]]], num_requests: int
+) -> None:
+    own.request[:] = num_requests
+    for r, (b, values) in enumerate(pairs):
+        own.request[r] = b
+        for parameter, value in values.items():
+            own.parameters[parameter][r] = value
 
 
 def last_for_word(word: tuple[int, ...], known: list[int], num_output: int) -> int | None:
