@@ -14,6 +14,7 @@ class Kernels(NamedTuple):
     apply_rope: Callable
     rms_norm: Callable
     layer_norm: Callable
+    choose: Callable
 
 
 class LayerPlace(NamedTuple):
