@@ -41,6 +41,7 @@ VERSIONS: dict[str, tuple[Version, ...]] = {
     "apply_rope": (Version("reference", "jaxllm.kernels.rope.reference"),),
     "rms_norm": (Version("reference", "jaxllm.kernels.rms_norm.reference"),),
     "layer_norm": (Version("reference", "jaxllm.kernels.layer_norm.reference"),),
+    "choose": (_triton("sampling"), Version("reference", "jaxllm.kernels.sampling.reference")),
 }
 
 

@@ -5,19 +5,25 @@ penalties, temperature, min_p, top_k, top_p.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxllm.config.logits_processor import LogitsProcessor
-from jaxllm.engine.sampler_inputs import ANY_TOKEN, WHOLE_VOCABULARY, ProcessorInputs, SamplerInputs, SamplerLayout
+from jaxllm.engine.sampler_inputs import (
+    ANY_TOKEN,
+    WHOLE_VOCABULARY,
+    ProcessorInputs,
+    SamplerInputs,
+    SamplerLayout,
+    SamplerShape,
+)
 from jaxllm.engine.step import RowState, StepProgram, over_mesh
-from jaxllm.kernels.sampling.reference import allow, best, keep_top, penalize, rank, sample
+from jaxllm.kernels.sampling.reference import IN_PROMPT as IN_PROMPT
+from jaxllm.kernels.sampling.reference import Edits, Filters, Penalties, best, process, rank, sample
 from jaxllm.models.forward import Weights, project
-
-IN_PROMPT = 1 << 30  # the bit of a count that says the token occurs in the prompt
 
 
 class ScoreArrays[A](NamedTuple):
@@ -51,27 +57,14 @@ def make_sampler(program: StepProgram, layout: SamplerLayout, logprobs_mode: str
         counts, packed = rest if shape.penalties else (None, *rest)
         inputs, processor_inputs = layout.unpack(packed)
         raw_BV = logits_BV.astype(jnp.float32)
-        logits_BV = _edit(layout, raw_BV, inputs, rows.last_token[inputs.row])
-        for name, _ in shape.processors:
-            logits_BV = _process(layout.processors[name], logits_BV, processor_inputs[name], inputs, rows)
-        if counts is not None:
-            count_BV = counts[inputs.row]
-            logits_BV = penalize(
-                logits_BV,
-                count_BV & (IN_PROMPT - 1),
-                count_BV >= IN_PROMPT,
-                inputs.repetition,
-                inputs.frequency,
-                inputs.presence,
-            )
-        if shape.filters:
-            logits_BV = keep_top(logits_BV, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p)
-        token_B = sample(logits_BV, inputs.temperature, inputs.seed, inputs.position)
-        scores = None
-        if shape.has_scores:
-            if logprobs_mode.startswith("processed"):
-                raw_BV = logits_BV / jnp.where(inputs.temperature == 0.0, 1.0, inputs.temperature)[:, None]
-            scores = score(raw_BV, token_B, shape.num_best, inputs.named, logprobs_mode.endswith("logprobs"))
+        rules = _rules(layout, inputs, rows.last_token[inputs.row], counts)
+        edited_BV: jax.Array | None = None
+        if shape.processors:
+            # The user's functions see masked and edited logits.
+            edited_BV = process(raw_BV, inputs.temperature, rules.pop("mask"), rules.pop("edits"))
+            for name, _ in shape.processors:
+                edited_BV = _process(layout.processors[name], edited_BV, processor_inputs[name], inputs, rows)
+        token_B, scores = _choose(program.kernels.choose, shape, logprobs_mode, raw_BV, edited_BV, inputs, rules)
         spare = rows.last_token.shape[0] - 1
         target_B = jnp.where(inputs.samples == 1, inputs.row, spare)
         rows = RowState(rows.last_token.at[target_B].set(token_B))
@@ -112,18 +105,56 @@ def score(
     return ScoreArrays(chosen_N, rank_N, best_NK, token_NK, jnp.take_along_axis(scores_NV, named_NJ, axis=-1))
 
 
-def _edit(
-    layout: SamplerLayout, logits_BV: jax.Array, inputs: SamplerInputs[jax.Array], last_token_B: jax.Array
-) -> jax.Array:
-    if layout.shape.masked:
-        logits_BV = allow(logits_BV, inputs.mask)
-    if layout.shape.num_edits:
-        B = logits_BV.shape[0]
-        last_E = last_token_B[jnp.minimum(inputs.edit_request, B - 1)]
+def _choose(
+    choose: Callable,
+    shape: SamplerShape,
+    logprobs_mode: str,
+    raw_BV: jax.Array,
+    edited_BV: jax.Array | None,
+    inputs: SamplerInputs[jax.Array],
+    rules: dict[str, Any],
+) -> tuple[jax.Array, ScoreArrays[jax.Array] | None]:
+    """Draws the tokens, and scores them in the way that is asked for. Only `processed` scores need all that is left."""
+    drawing = (inputs.temperature, inputs.seed, inputs.position)
+    as_logprobs = logprobs_mode.endswith("logprobs")
+    if shape.has_scores and logprobs_mode.startswith("processed"):
+        left_BV = process(raw_BV if edited_BV is None else edited_BV, inputs.temperature, **rules)
+        token_B = sample(left_BV, *drawing)
+        left_BV = left_BV / jnp.where(inputs.temperature == 0.0, 1.0, inputs.temperature)[:, None]
+        return token_B, score(left_BV, token_B, shape.num_best, inputs.named, as_logprobs)
+    if not shape.has_scores or shape.num_best == WHOLE_VOCABULARY:
+        token_B, _ = choose(raw_BV, *drawing, logits=edited_BV, **rules)
+        if not shape.has_scores:
+            return token_B, None
+        return token_B, score(raw_BV, token_B, shape.num_best, inputs.named, as_logprobs)
+    token_B, told = choose(
+        raw_BV, *drawing, logits=edited_BV, **rules, num_best=shape.num_best, as_logprobs=as_logprobs
+    )
+    named_BJ = jnp.take_along_axis(raw_BV, inputs.named, axis=-1)
+    named_BJ = named_BJ - told.highest[:, None] - told.log_total[:, None]
+    return token_B, ScoreArrays(told.chosen, told.rank, told.best, told.best_token, named_BJ)
+
+
+def _rules(
+    layout: SamplerLayout, inputs: SamplerInputs[jax.Array], last_token_B: jax.Array, counts: jax.Array | None
+) -> dict[str, Any]:
+    """The rules for choosing, as `choose` and `process` take them; None for those that no row uses."""
+    shape = layout.shape
+    edits = penalties = filters = None
+    if shape.num_edits:
+        last_E = last_token_B[jnp.minimum(inputs.edit_request, shape.num_requests - 1)]
         holds_E = (inputs.edit_if_last == ANY_TOKEN) | (inputs.edit_if_last == last_E)
-        value_E = jnp.where(holds_E, inputs.edit_value, 0.0)
-        logits_BV = logits_BV.at[inputs.edit_request, inputs.edit_token].add(value_E, mode="drop")
-    return logits_BV
+        edits = Edits(inputs.edit_request, inputs.edit_token, jnp.where(holds_E, inputs.edit_value, 0.0))
+    if counts is not None:
+        penalties = Penalties(counts, inputs.row, inputs.repetition, inputs.frequency, inputs.presence)
+    if shape.filters:
+        filters = Filters(inputs.top_k, inputs.top_p, inputs.min_p)
+    return {
+        "mask": inputs.mask if shape.masked else None,
+        "edits": edits,
+        "penalties": penalties,
+        "filters": filters,
+    }
 
 
 def _process(

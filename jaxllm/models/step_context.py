@@ -13,6 +13,7 @@ class Kernels(NamedTuple):
     rope_kv_write: Callable
     rms_norm: Callable
     layer_norm: Callable
+    choose: Callable
 
 
 class LayerPlace(NamedTuple):

@@ -1,13 +1,111 @@
 """What turns a [B, V] batch of logits into tokens and scores, without sorting. Knows rows only; no requests, no text.
 
 The noise of a token is a counter hash of (seed, position, vocabulary index), the same whatever else is in the batch.
+`choose` is all of it in one: what a GPU version does in a few passes.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+IN_PROMPT = 1 << 30  # the bit of a count that says the token occurs in the prompt
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+class Edits(NamedTuple):
+    """Numbers to add to single logits; those of requests from B on are unused."""
+
+    request: Int[Array, " E"]
+    token: Int[Array, " E"]
+    value: Float[Array, " E"]
+
+
+class Penalties(NamedTuple):
+    """What `penalize` takes. Row `row[b]` of the counts: occurrences in request b's output, and the bit IN_PROMPT."""
+
+    counts: Int[Array, "R V"]
+    row: Int[Array, " B"]
+    repetition: Float[Array, " B"]
+    frequency: Float[Array, " B"]
+    presence: Float[Array, " B"]
+
+
+class Filters(NamedTuple):
+    """What `keep_top` takes."""
+
+    top_k: Int[Array, " B"]
+    top_p: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+
+
+class TokenScores(NamedTuple):
+    """Scores of the chosen token and of the best. Any token's score is its logit minus `highest` minus `log_total`."""
+
+    chosen: Float[Array, " B"]
+    rank: Int[Array, " B"]
+    best: Float[Array, "B k"]
+    best_token: Int[Array, "B k"]
+    highest: Float[Array, " B"]
+    log_total: Float[Array, " B"]
+
+
+def choose(
+    raw: Float[Array, "B V"],
+    temperature: Float[Array, " B"],
+    seed: UInt32[Array, "B 2"],
+    position: Int[Array, " B"],
+    *,
+    logits: Float[Array, "B V"] | None = None,
+    mask: UInt32[Array, "B W"] | None = None,
+    edits: Edits | None = None,
+    penalties: Penalties | None = None,
+    filters: Filters | None = None,
+    num_best: int | None = None,
+    as_logprobs: bool = True,
+) -> tuple[Int[Array, " B"], TokenScores | None]:
+    """Draws a token of each row, and scores it by the raw logits unless num_best is None.
+
+    What is drawn from are the `logits`, where they are not the raw ones, with mask, edits, penalties and filters.
+    """
+    processed = process(raw if logits is None else logits, temperature, mask, edits, penalties, filters)
+    token = sample(processed, temperature, seed, position)
+    if num_best is None:
+        return token, None
+    zero = jnp.zeros(raw.shape[0], jnp.float32)
+    highest, log_total = normalizer(raw) if as_logprobs else (zero, zero)
+    scores = raw - highest[:, None] - log_total[:, None]
+    return token, TokenScores(*rank(scores, token), *best(scores, num_best), highest, log_total)
+
+
+def process(
+    logits: Float[Array, "B V"],
+    temperature: Float[Array, " B"],
+    mask: UInt32[Array, "B W"] | None = None,
+    edits: Edits | None = None,
+    penalties: Penalties | None = None,
+    filters: Filters | None = None,
+) -> Float[Array, "B V"]:
+    """Applies what is given, in this order; filtered tokens get -inf. The temperature is that of the filters."""
+    if mask is not None:
+        logits = allow(logits, mask)
+    if edits is not None:
+        logits = logits.at[edits.request, edits.token].add(edits.value, mode="drop")
+    if penalties is not None:
+        count_BV = penalties.counts[penalties.row]
+        strengths = (penalties.repetition, penalties.frequency, penalties.presence)
+        logits = penalize(logits, count_BV & (IN_PROMPT - 1), count_BV >= IN_PROMPT, *strengths)
+    if filters is not None:
+        logits = keep_top(logits, temperature, *filters)
+    return logits
+
+
+def normalizer(logits: Float[Array, "B V"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Gives the highest logit of each row, and the logarithm of the sum of exp(logit - highest)."""
+    highest = logits.max(-1)
+    return highest, jnp.log(jnp.exp(logits - highest[:, None]).sum(-1))
 
 
 def greedy(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
@@ -77,9 +175,7 @@ def keep_top(
     order = _sortable(logits)
     keep = jnp.ones_like(logits, bool)
     if min_p is not None:
-        # A little below the logarithm: a token at the very threshold stays, whatever its rounding.
-        least = jnp.where(is_greedy | (min_p <= 0.0), -jnp.inf, jnp.log(jnp.maximum(min_p, 1e-30)) - 1e-6)
-        keep = scaled >= least[:, None]
+        keep = scaled >= least_scaled(temperature, min_p)[:, None]
     k = jnp.where((top_k <= 0) | is_greedy, V, jnp.minimum(top_k, V))
     k = jnp.minimum(k, keep.sum(-1))
     keep &= order >= _bisect(lambda mark: (keep & (order >= mark[:, None])).sum(-1) >= k, k.shape)[:, None]
@@ -90,6 +186,13 @@ def keep_top(
     nucleus = jnp.minimum(nucleus, order.max(-1))  # the best stays, also where a tiny top_p is 0 in float32
     keep &= off[:, None] | (order >= nucleus[:, None])
     return jnp.where(keep, logits, -jnp.inf)
+
+
+def least_scaled(temperature: Float[Array, " B"], min_p: Float[Array, " B"]) -> Float[Array, " B"]:
+    """The least (logit - best logit) / temperature that min_p leaves."""
+    # A little below the logarithm: a token at the very threshold stays, whatever its rounding.
+    least = jnp.log(jnp.maximum(min_p, 1e-30)) - 1e-6
+    return jnp.where((temperature == 0.0) | (min_p <= 0.0), -jnp.inf, least)
 
 
 def rank(scores: Float[Array, "B V"], token: Int[Array, " B"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:

@@ -18,6 +18,7 @@ from jaxllm.engine.sampler_builder import token_mask
 from jaxllm.engine.sampler_inputs import ANY_TOKEN, WHOLE_VOCABULARY, ProcessorShape, SamplerLayout, SamplerShape
 from jaxllm.engine.step import RowState, StepProgram
 from jaxllm.kernels.sampling import reference
+from jaxllm.kernels.sampling.reference import choose
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
 from jaxllm.models.decoder import Kernels
@@ -28,6 +29,7 @@ SAMPLING = json.loads((GOLDEN / "sampling.json").read_text())
 VECTORS = SAMPLING["vectors"]
 V = SAMPLING["vocab_size"]
 NUM_ROWS = 8
+KERNELS = Kernels(*[len] * len(Kernels._fields))._replace(choose=choose)
 
 
 def name_of(case) -> str:
@@ -48,7 +50,7 @@ def program():
     source = find_model(engine_args({"model": str(GOLDEN / "llama")}))
     cfg = source.family.configure(source.hf_config)
     assert cfg.vocab_size == V
-    return StepProgram(build_program(cfg), Kernels(*[len] * len(Kernels._fields)), build_mesh(), AxisRules(), 16)
+    return StepProgram(build_program(cfg), KERNELS, build_mesh(), AxisRules(), 16)
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +263,7 @@ from jaxllm.engine.build import find_model
 from jaxllm.engine.sampler import make_sampler
 from jaxllm.engine.sampler_inputs import SamplerLayout, SamplerShape
 from jaxllm.engine.step import RowState, StepProgram
+from jaxllm.kernels.sampling.reference import choose
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
 from jaxllm.models.decoder import Kernels
@@ -276,9 +279,10 @@ packed = np.zeros(layout.packed_size, np.int32)
 inputs, _ = layout.host_views(packed)
 inputs.temperature[:], inputs.top_p[:], inputs.top_k[::2] = 1.3, 0.9, 20
 inputs.seed[:] = rng.integers(0, 2**32, (B, 2), dtype=np.uint32)
+kernels = Kernels(*[len] * len(Kernels._fields))._replace(choose=choose)
 told = set()
 for data, tensor in ((1, 1), (1, 2), (2, 2), (1, 8), (4, 1)):
-    program = StepProgram(decoder, Kernels(*[len] * len(Kernels._fields)), build_mesh(data, tensor), AxisRules(), 16)
+    program = StepProgram(decoder, kernels, build_mesh(data, tensor), AxisRules(), 16)
     sampled, _ = jax.jit(make_sampler(program, layout, "raw_logprobs"))(
         jnp.asarray(logits), RowState(jnp.zeros(B + 1, jnp.int32)), jnp.asarray(packed)
     )
