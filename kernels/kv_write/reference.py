@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3 import cast
+
 
 def kv_write(
     kv_cache: Float[Array, "L P 2 K C H"],
@@ -12,6 +14,9 @@ def kv_write(
     block: Int[Array, " T"],
     offset: Int[Array, " T"],
 ) -> Float[Array, "L P 2 K C H"]:
-    """Stores each token's key and value at (layer, block, offset). Padding tokens name block 0, which nobody reads."""
-    kv_T2KH = jnp.stack([key, value], axis=1).astype(kv_cache.dtype)
+    """Stores each token's key and value at (layer, block, offset). Padding tokens name block 0, which nobody reads.
+
+    They are cast to the type of the cache; an 8-bit one saturates.
+    """
+    kv_T2KH = cast(jnp.stack([key, value], axis=1), kv_cache.dtype)
     return kv_cache.at[layer, block, :, :, offset].set(kv_T2KH, mode="promise_in_bounds")

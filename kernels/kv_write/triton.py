@@ -7,6 +7,7 @@ import triton.language as tl
 from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.launch import launch
+from jaxllm.kernels.triton_e4m3 import as_operand, narrowed, of_type
 
 TILE_ROWS = 16
 
@@ -38,10 +39,11 @@ def write_rows(
     source_RH = row_R.to(tl.int64)[:, None] * H + d_H[None, :]
     slot_R = (tl.load(layer).to(tl.int64) * P + block_R) * (2 * K * C * H) + (row_R % K * C + offset_R) * H
     target_RH = kv_cache + slot_R[:, None] + d_H[None, :]
+    cached: tl.constexpr = kv_cache.dtype.element_ty
     key_RH = tl.load(key + source_RH, mask=mask_RH)
     value_RH = tl.load(value + source_RH, mask=mask_RH)
-    tl.store(target_RH, key_RH.to(kv_cache.dtype.element_ty), mask=mask_RH)
-    tl.store(target_RH + K * C * H, value_RH.to(kv_cache.dtype.element_ty), mask=mask_RH)
+    tl.store(target_RH, narrowed(key_RH, cached), mask=mask_RH)
+    tl.store(target_RH + K * C * H, narrowed(value_RH, cached), mask=mask_RH)
 
 
 def kv_write(
@@ -52,12 +54,16 @@ def kv_write(
     block: Int[Array, " T"],
     offset: Int[Array, " T"],
 ) -> Float[Array, "L P 2 K C H"]:
-    """Stores each token's key and value at (layer, block, offset). Padding tokens name block 0, which nobody reads."""
+    """Stores each token's key and value at (layer, block, offset). Padding tokens name block 0, which nobody reads.
+
+    They are cast to the type of the cache; an 8-bit one saturates.
+    """
     T, K, H = key.shape
     P, _, _, C = kv_cache.shape[1:5]
-    (kv_cache,) = launch(
+    operand = as_operand(kv_cache)
+    (written,) = launch(
         write_rows,
-        kv_cache,
+        operand,
         jnp.asarray(layer, jnp.int32).reshape(1),
         key,
         value,
@@ -65,7 +71,7 @@ def kv_write(
         offset,
         T * K,
         P,
-        results=(jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),),
+        results=(jax.ShapeDtypeStruct(operand.shape, operand.dtype),),
         aliases={0: 0},
         grid=triton.cdiv(T * K, TILE_ROWS),
         K=K,
@@ -74,4 +80,4 @@ def kv_write(
         C=C,
         TILE_ROWS=TILE_ROWS,
     )
-    return kv_cache
+    return of_type(written, kv_cache.dtype)

@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3 import E4M3
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
 from jaxllm.kernels.paged_attention.tuning import PrefillConfig
+from jaxllm.kernels.triton_e4m3 import as_float16, as_operand
 
 
 @triton.jit
@@ -39,6 +41,7 @@ def prefill_tiles(
     SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_E4M3: tl.constexpr,
 ):
     """Handles tile program_id // K for KV head program_id % K. Row r is head r % G of the tile's token r // G."""
     G: tl.constexpr = N // K
@@ -54,6 +57,8 @@ def prefill_tiles(
         row_mask_RH = (r_R < num_tokens * G)[:, None] & (d_H[None, :] < H)
         row_RH = ((first_token + r_R // G).to(tl.int64) * N + head * G + r_R % G)[:, None] * H + d_H[None, :]
         q_RH = tl.load(query + row_RH, mask=row_mask_RH, other=0.0)
+        if IS_E4M3:
+            q_RH = as_float16(q_RH)  # e4m3 widens to it at no cost, to bfloat16 it does not
         position_R = position + r_R // G
         # All rows see the keys clear_begin:clear_end; those before and behind need a look at each row.
         end = tl.maximum(position + num_tokens, 0)
@@ -170,7 +175,7 @@ def prefill(
     (attended_TNH,) = launch(
         prefill_tiles,
         query,
-        kv_cache,
+        as_operand(kv_cache),
         layer_1,
         block_table,
         tiles,
@@ -192,5 +197,6 @@ def prefill(
         SOFTCAP=softcap,
         HAS_WINDOW=window is not None,
         PRECISION="ieee" if query.dtype == jnp.float32 else None,
+        IS_E4M3=kv_cache.dtype == E4M3,
     )
     return attended_TNH

@@ -39,3 +39,12 @@ def test_values_are_stored_in_the_type_of_the_cache():
     out = write(cache, 0, key, key, np.array([1]), np.array([2]))
     assert out.dtype == jnp.bfloat16
     assert (out[0, 1, :, :, 2] == 1).all()
+
+
+def test_an_8_bit_cache_stores_the_nearest_number_and_saturates():
+    cache = jnp.zeros((1, 2, 2, 1, C, H), jnp.float8_e4m3fn)
+    key = np.array([[[1.0625, 1.0626, -0.003, 0.0]]], np.float32)  # a tie between 1 and 1.125, a subnormal
+    value = np.array([[[447.0, 449.0, -1e9, 2**-11]]], np.float32)
+    out = np.asarray(write(cache, 0, key, value, np.array([1]), np.array([2])).astype(jnp.float32))
+    assert out[0, 1, 0, 0, 2].tolist() == [1.0, 1.125, -0.00390625, 0.0]
+    assert out[0, 1, 1, 0, 2].tolist() == [448.0, 448.0, -448.0, 0.0]
