@@ -1,28 +1,26 @@
 """8-bit numbers (e4m3) to and from wider ones inside Triton kernels. Knows numbers; no caches, no attention.
 
-From compute capability 8.9 on the card has instructions for it. Elsewhere, and in the interpreter, kernels see bytes
-and move the bits by hand: to the same numbers, but that NaN becomes 480 on the way back.
+From compute capability 8.9 on the card has instructions for it. Elsewhere, and in the interpreter, the bits of bytes
+are moved by hand: to the same numbers, but that NaN becomes 480 on the way back.
 """
 
-import jax
-import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from jaxllm.kernels.e4m3 import E4M3
 from jaxllm.kernels.launch import capability, is_interpreted
 
 
-def as_operand(cache: jax.Array) -> jax.Array:
-    """Gives the cache as kernels take it: as bytes where they cannot have its 8-bit type."""
-    if cache.dtype != E4M3 or (capability() >= 89 and not is_interpreted(to_bits)):
-        return cache
-    return jax.lax.bitcast_convert_type(cache, jnp.uint8)
+def has_conversions() -> bool:
+    """Tells whether kernels may use the card's own instructions."""
+    return capability() >= 89 and not is_interpreted(to_bits)
 
 
-def of_type(result: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Undoes `as_operand` for the updated cache."""
-    return result if result.dtype == dtype else jax.lax.bitcast_convert_type(result, dtype)
+@triton.jit
+def as_numbers(pointer, HAS_CONVERSIONS: tl.constexpr):
+    """Gives a pointer to bytes as one to e4m3 numbers where the card knows them; any other as it is."""
+    if pointer.dtype.element_ty == tl.uint8 and HAS_CONVERSIONS:
+        pointer = pointer.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
+    return pointer
 
 
 @triton.jit

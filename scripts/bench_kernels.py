@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from jaxllm.kernels.e4m3 import E4M3, cast
+from jaxllm.kernels.e4m3 import E4M3, narrow
 from jaxllm.kernels.paged_attention.triton import attend
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
 from jaxllm.kernels.rope_kv_write.triton import RopeConfig, turn_and_write
@@ -213,7 +213,7 @@ def attention_inputs(case: Case) -> tuple[jax.Array, ...]:
         table[b, :count] = blocks[end - count : end]
     shape = (case.calls, sum(per_request) + 1, 2, K, case.block_size, H)
     query = jax.jit(lambda key: jax.random.normal(key, (sum(case.new), N, H), DTYPE))(jax.random.key(1))
-    fill = jax.jit(lambda key: cast(jax.random.normal(key, shape[1:], DTYPE), case.cache_dtype))
+    fill = jax.jit(lambda key: narrow(jax.random.normal(key, shape[1:], DTYPE), case.cache_dtype))
     kv_cache = jnp.stack([fill(key) for key in jax.random.split(jax.random.key(2), case.calls)])
     start = np.concatenate([[0], np.cumsum(case.new)])
     return (

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxllm.kernels.e4m3 import cast
+from jaxllm.kernels.e4m3 import narrow
 
 
 def kv_write(
@@ -16,7 +16,7 @@ def kv_write(
 ) -> Float[Array, "L P 2 K C H"]:
     """Stores each token's key and value at (layer, block, offset). Padding tokens name block 0, which nobody reads.
 
-    They are cast to the type of the cache; an 8-bit one saturates.
+    They are cast to the type of the cache; one of bytes keeps e4m3 numbers, which saturate.
     """
-    kv_T2KH = cast(jnp.stack([key, value], axis=1), kv_cache.dtype)
+    kv_T2KH = narrow(jnp.stack([key, value], axis=1), kv_cache.dtype)
     return kv_cache.at[layer, block, :, :, offset].set(kv_T2KH, mode="promise_in_bounds")

@@ -7,7 +7,7 @@ import triton.language as tl
 from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.launch import launch
-from jaxllm.kernels.triton_e4m3 import as_operand, narrowed, of_type
+from jaxllm.kernels.triton_e4m3 import as_numbers, has_conversions, narrowed
 
 TILE_ROWS = 16
 
@@ -27,8 +27,10 @@ def write_rows(
     H_PADDED: tl.constexpr,
     C: tl.constexpr,
     TILE_ROWS: tl.constexpr,
+    HAS_CONVERSIONS: tl.constexpr,
 ):
     """Copies TILE_ROWS rows of one head each to the slots of their tokens."""
+    kv_cache = as_numbers(kv_cache, HAS_CONVERSIONS)
     row_R = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     d_H = tl.arange(0, H_PADDED)
     is_row_R = row_R < num_rows
@@ -56,14 +58,13 @@ def kv_write(
 ) -> Float[Array, "L P 2 K C H"]:
     """Stores each token's key and value at (layer, block, offset). Padding tokens name block 0, which nobody reads.
 
-    They are cast to the type of the cache; an 8-bit one saturates.
+    They are cast to the type of the cache; one of bytes keeps e4m3 numbers, which saturate.
     """
     T, K, H = key.shape
     P, _, _, C = kv_cache.shape[1:5]
-    operand = as_operand(kv_cache)
-    (written,) = launch(
+    (kv_cache,) = launch(
         write_rows,
-        operand,
+        kv_cache,
         jnp.asarray(layer, jnp.int32).reshape(1),
         key,
         value,
@@ -71,7 +72,7 @@ def kv_write(
         offset,
         T * K,
         P,
-        results=(jax.ShapeDtypeStruct(operand.shape, operand.dtype),),
+        results=(jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),),
         aliases={0: 0},
         grid=triton.cdiv(T * K, TILE_ROWS),
         K=K,
@@ -79,5 +80,6 @@ def kv_write(
         H_PADDED=triton.next_power_of_2(H),
         C=C,
         TILE_ROWS=TILE_ROWS,
+        HAS_CONVERSIONS=has_conversions(),
     )
-    return of_type(written, kv_cache.dtype)
+    return kv_cache

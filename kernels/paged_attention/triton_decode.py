@@ -19,7 +19,7 @@ from jaxllm.kernels.paged_attention.triton_decode_e4m3 import decode_e4m3_chunks
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig
 from jaxllm.kernels.paged_attention.work_list import ChunkList
-from jaxllm.kernels.triton_e4m3 import as_operand
+from jaxllm.kernels.triton_e4m3 import has_conversions
 
 MIN_ROWS = 16  # of a matrix product
 
@@ -194,12 +194,12 @@ def decode(
     sizes = {"N": N, "K": K, "H": H, "H_PADDED": triton.next_power_of_2(H), "ROWS": rows}
     layer_1 = jnp.asarray(layer, jnp.int32).reshape(1)
     window_1 = layer_1 if window is None else jnp.asarray(window, jnp.int32).reshape(1)
-    cache = as_operand(kv_cache)
-    operands = (query, cache, layer_1, block_table, query_start, context_len, chunks.chunk, window_1, M, P)
+    operands = (query, kv_cache, layer_1, block_table, query_start, context_len, chunks.chunk, window_1, M, P)
     out_type = jax.ShapeDtypeStruct(query.shape, query.dtype)
     part = (W, K, rows) if is_split else (1, 1, 1)
+    is_packed = kv_cache.dtype == E4M3
     attended_TNH, part_out, part_lse = launch(
-        decode_e4m3_chunks if kv_cache.dtype == E4M3 else decode_chunks,
+        decode_e4m3_chunks if is_packed else decode_chunks,
         *(operands if out is None else (*operands, out)),
         results=(
             out_type,
@@ -211,6 +211,7 @@ def decode(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **sizes,
+        **({"HAS_CONVERSIONS": has_conversions()} if is_packed else {}),
         C=C,
         ROWS_PADDED=max(MIN_ROWS, triton.next_power_of_2(rows)),
         TILE_KEYS=config.tile_keys,

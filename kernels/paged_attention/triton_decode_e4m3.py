@@ -40,6 +40,7 @@ def decode_e4m3_chunks(
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    HAS_CONVERSIONS: tl.constexpr,
 ):
     """Handles chunk program_id // K for KV head program_id % K. Row r is head r % G of the new token r // G."""
     G: tl.constexpr = N // K
@@ -69,7 +70,6 @@ def decode_e4m3_chunks(
         oldest_R = position_R * 0
         if HAS_WINDOW:
             oldest_R = position_R - tl.load(window) + 1
-        HAS_CONVERSIONS: tl.constexpr = kv_cache.dtype.element_ty != tl.uint8
         base = kv_cache.to(tl.pointer_type(tl.int32), bitcast=True)
         base += tl.load(layer).to(tl.int64) * P * (2 * K * C * WORDS) + head * (C * WORDS)
         table = block_table + b * M

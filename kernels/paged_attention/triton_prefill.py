@@ -16,7 +16,7 @@ from jaxllm.kernels.e4m3 import E4M3
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
 from jaxllm.kernels.paged_attention.tuning import PrefillConfig
-from jaxllm.kernels.triton_e4m3 import as_float16, as_operand
+from jaxllm.kernels.triton_e4m3 import as_float16, as_numbers, has_conversions
 
 
 @triton.jit
@@ -42,6 +42,7 @@ def prefill_tiles(
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     IS_E4M3: tl.constexpr,
+    HAS_CONVERSIONS: tl.constexpr,
 ):
     """Handles tile program_id // K for KV head program_id % K. Row r is head r % G of the tile's token r // G."""
     G: tl.constexpr = N // K
@@ -73,7 +74,8 @@ def prefill_tiles(
             clear_begin = tl.cdiv(tl.maximum(position + num_tokens - width, 0), TILE_KEYS) * TILE_KEYS
             clear_begin = tl.minimum(clear_begin, tl.cdiv(end, TILE_KEYS) * TILE_KEYS)
             clear_end = tl.maximum(clear_begin, clear_end)
-        base = kv_cache + tl.load(layer).to(tl.int64) * P * (2 * K * C * H) + head * (C * H)
+        base = as_numbers(kv_cache, HAS_CONVERSIONS)
+        base += tl.load(layer).to(tl.int64) * P * (2 * K * C * H) + head * (C * H)
         table = block_table + b * M
         best_R = tl.full([TILE_ROWS], float("-inf"), tl.float32)
         total_R = tl.zeros([TILE_ROWS], tl.float32)
@@ -175,7 +177,7 @@ def prefill(
     (attended_TNH,) = launch(
         prefill_tiles,
         query,
-        as_operand(kv_cache),
+        kv_cache,
         layer_1,
         block_table,
         tiles,
@@ -198,5 +200,6 @@ def prefill(
         HAS_WINDOW=window is not None,
         PRECISION="ieee" if query.dtype == jnp.float32 else None,
         IS_E4M3=kv_cache.dtype == E4M3,
+        HAS_CONVERSIONS=has_conversions(),
     )
     return attended_TNH

@@ -28,7 +28,7 @@ def rope_kv_write(
 
     The J entries of a KV head are its G query heads, its key, its value. Norms (both or none) come before the rotation.
     With `kv_scale` keys are stored divided by its first number and values by its second; the queries come multiplied by
-    the first, so that their products with what is stored are the right ones. What is stored saturates in 8 bits.
+    the first, so that their products with what is stored are the right ones. What is stored saturates in bytes.
     """
     if bias is not None:
         qkv = qkv + bias

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.launch import launch
-from jaxllm.kernels.triton_e4m3 import as_operand, narrowed, of_type
+from jaxllm.kernels.triton_e4m3 import as_numbers, has_conversions, narrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,14 @@ def turn_rows(
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_SCALE: tl.constexpr,
+    HAS_CONVERSIONS: tl.constexpr,
     EPS: tl.constexpr,
     NORM_OFFSET: tl.constexpr,
 ):
     """Row (token, KV head, j) of qkv goes to the queries (j < G) or to the cache; features i, i + R turn together."""
     G: tl.constexpr = J - 2
     type = qkv.dtype.element_ty
+    kv_cache = as_numbers(kv_cache, HAS_CONVERSIONS)
     row_X = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     is_row_X = row_X < num_rows
     token_X = row_X // (K * J)
@@ -180,10 +182,9 @@ def turn_and_write(
     rest = H - 2 * R
     layer_1 = jnp.asarray(layer, jnp.int32).reshape(1)
     has_norm = q_norm is not None and k_norm is not None
-    operand = as_operand(kv_cache)
-    written, query_TNH = launch(
+    kv_cache, query_TNH = launch(
         turn_rows,
-        operand,
+        kv_cache,
         layer_1,
         qkv,
         cos,
@@ -198,7 +199,7 @@ def turn_and_write(
         T * K * J,
         P,
         results=(
-            jax.ShapeDtypeStruct(operand.shape, operand.dtype),
+            jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),
             jax.ShapeDtypeStruct((T, K * (J - 2), H), qkv.dtype),
         ),
         aliases={0: 0},
@@ -215,7 +216,8 @@ def turn_and_write(
         HAS_BIAS=bias is not None,
         HAS_NORM=has_norm,
         HAS_SCALE=kv_scale is not None,
+        HAS_CONVERSIONS=has_conversions(),
         EPS=eps,
         NORM_OFFSET=norm_offset,
     )
-    return query_TNH, of_type(written, kv_cache.dtype)
+    return query_TNH, kv_cache

@@ -127,7 +127,8 @@ def test_a_cache_of_8_bit_numbers_is_read_as_numbers_of_the_querys_type(
     stored = exact._replace(kv_cache=np.clip(exact.kv_cache, -448, 448).astype(ml_dtypes.float8_e4m3fn))
     scale = case.head_dim**-0.5
     options = (scale, case.window, case.softcap)
-    out = compiled(*stored, scale=scale, window=case.window, softcap=case.softcap)
+    in_bytes = stored._replace(kv_cache=stored.kv_cache.view(np.uint8))
+    out = compiled(*in_bytes, scale=scale, window=case.window, softcap=case.softcap)
     assert out.dtype == jnp.float32
     expected = dense_attention(stored, *options)
     assert_equal_where_real(out, expected)

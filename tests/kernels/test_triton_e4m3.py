@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxllm.kernels.e4m3 import E4M3, cast
+from jaxllm.kernels.e4m3 import E4M3, narrow, widen
 from jaxllm.kernels.kv_write.reference import kv_write
 from jaxllm.kernels.launch import poisoned_results
 from jaxllm.kernels.paged_attention import reference
@@ -35,9 +35,14 @@ def attend(query, kv_cache, layer, table, start, length, window, scale, softcap)
 
 
 def in_8_bits(inputs):
-    """The same inputs over a cache of 8-bit numbers, with NaN in every slot that the batch must not read."""
+    """The same inputs over a cache of bytes, with NaN in every slot that the batch must not read."""
     kv_cache = np.where(np.abs(inputs.kv_cache) > 1e4, np.nan, inputs.kv_cache)
-    return inputs._replace(kv_cache=kv_cache.astype(ml_dtypes.float8_e4m3fn))
+    return inputs._replace(kv_cache=kv_cache.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+
+
+def as_floats(inputs):
+    """What the bytes of the cache stand for."""
+    return inputs._replace(kv_cache=inputs.kv_cache.view(ml_dtypes.float8_e4m3fn))
 
 
 def assert_equal_where_real(out, expected, tolerance):
@@ -52,7 +57,7 @@ def test_every_case_equals_dense_attention_over_what_is_stored(attention_case, m
     inputs = in_8_bits(make_attention_inputs(case))
     scale = case.head_dim**-0.5
     window = None if case.window is None else jnp.int32(case.window)
-    expected = dense_attention(inputs, scale, case.window, case.softcap)
+    expected = dense_attention(as_floats(inputs), scale, case.window, case.softcap)
     out = attend(*inputs, window, scale=scale, softcap=case.softcap)
     assert out.dtype == jnp.float32
     assert_equal_where_real(out, expected, 2e-5)
@@ -70,7 +75,7 @@ def test_queries_of_16_bits_are_multiplied_in_float16(name, dtype, case_named, m
     out = attend(*inputs, window, scale=0.125, softcap=None)
     assert out.dtype == dtype
     tolerance = 3e-3 if dtype == jnp.float16 else 1e-2
-    assert_equal_where_real(out, dense_attention(inputs, 0.125, case.window, None), tolerance)
+    assert_equal_where_real(out, dense_attention(as_floats(inputs), 0.125, case.window, None), tolerance)
 
 
 def every_kind(shape, dtype=np.float32):
@@ -102,14 +107,14 @@ def test_kv_write_stores_the_nearest_8_bit_numbers(K, H, dtype):
     out = jax.jit(triton_version("kv_write"))(cache, jnp.int32(1), key, value, block, offset)
     expected = kv_write(cache, 1, key, value, block, offset)
     np.testing.assert_array_equal(bits(out[:, 1:]), bits(expected[:, 1:]))
-    stored = out[1, block[:21], 0, :, offset[:21]].astype(jnp.float32)
+    stored = widen(out[1, block[:21], 0, :, offset[:21]], jnp.float32)
     nearest = np.clip(np.asarray(key[:21], np.float32), -448, 448).astype(ml_dtypes.float8_e4m3fn)
     np.testing.assert_array_equal(np.asarray(stored), nearest.astype(np.float32))
 
 
 def bits(cache):
     """As bytes, without the sign of zero."""
-    code = np.asarray(cache).view(np.uint8)
+    code = np.asarray(cache)
     return np.where(code == 0x80, 0, code)
 
 
@@ -132,7 +137,7 @@ def test_rope_kv_write_stores_what_the_reference_stores(K, G, H, R, has_scale):
     expected_query, expected_cache = rope_kv_write(*arguments, **options)
     query, out = jax.jit(run)(*arguments)
     np.testing.assert_allclose(query, expected_query, rtol=1e-5, atol=1e-5)
-    found, expected = (np.asarray(x[:, 1:].astype(jnp.float32)) for x in (out, expected_cache))
+    found, expected = (np.asarray(widen(x[:, 1:], jnp.float32)) for x in (out, expected_cache))
     # A last bit of float32 may turn a tie: then it is the next number.
     assert (found != expected).mean() < 1e-3
     np.testing.assert_allclose(found, expected, rtol=1 / 8, atol=2**-9)
@@ -155,7 +160,7 @@ def test_random_odd_sizes_equal_the_reference_over_what_is_stored(shape, is_deco
         table[b, :count], blocks = blocks[:count], blocks[count:]
     keys = jax.random.split(jax.random.key(H), 2)
     query = jax.random.normal(keys[0], (sum(new), N, H))
-    kv_cache = cast(jax.random.normal(keys[1], (2, per_request.sum() + 1, 2, K, block_size, H)), E4M3)
+    kv_cache = narrow(jax.random.normal(keys[1], (2, per_request.sum() + 1, 2, K, block_size, H)), E4M3)
     start = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
     rest = (kv_cache, jnp.int32(1), table, start, context)
     with jax.default_matmul_precision("highest"):
