@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from jaxllm.kernels.e4m3 import E4M3, narrow
+from jaxllm.kernels.e4m3.reference import E4M3, narrow
 from jaxllm.kernels.paged_attention.triton import attend
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
 from jaxllm.kernels.rope_kv_write.triton import RopeConfig, turn_and_write

@@ -20,7 +20,7 @@ DTYPES = {
     "float16": "float16",
     "half": "float16",
 }
-KV_CACHE_DTYPES = {  # bytes hold e4m3 numbers: see kernels/e4m3.py
+KV_CACHE_DTYPES = {  # bytes hold e4m3 numbers: see kernels/e4m3/reference.py
     **DTYPES,
     "fp8": "uint8",
     "fp8_e4m3": "uint8",

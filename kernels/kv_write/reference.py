@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxllm.kernels.e4m3 import narrow
+from jaxllm.kernels.e4m3.reference import narrow
 
 
 def kv_write(

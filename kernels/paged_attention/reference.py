@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxllm.kernels.e4m3 import widen
+from jaxllm.kernels.e4m3.reference import widen
 
 QUERY_TILE = 16
 KEY_TILE = 256

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Float, Int
 
-from jaxllm.kernels.e4m3 import E4M3
+from jaxllm.kernels.e4m3.reference import E4M3
+from jaxllm.kernels.e4m3.triton import has_conversions
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.paged_attention.triton_decode_e4m3 import decode_e4m3_chunks
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig
 from jaxllm.kernels.paged_attention.work_list import ChunkList
-from jaxllm.kernels.triton_e4m3 import has_conversions
 
 MIN_ROWS = 16  # of a matrix product
 

@@ -8,8 +8,8 @@ the features 4 i + j. Casting one number after the other instead takes twice the
 import triton
 import triton.language as tl
 
+from jaxllm.kernels.e4m3.triton import as_float16, unpacked
 from jaxllm.kernels.paged_attention.triton_softmax import load_tile
-from jaxllm.kernels.triton_e4m3 import as_float16, unpacked
 
 
 @triton.jit

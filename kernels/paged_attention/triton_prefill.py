@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Float, Int
 
-from jaxllm.kernels.e4m3 import E4M3
+from jaxllm.kernels.e4m3.reference import E4M3
+from jaxllm.kernels.e4m3.triton import as_float16, as_numbers, has_conversions
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
 from jaxllm.kernels.paged_attention.tuning import PrefillConfig
-from jaxllm.kernels.triton_e4m3 import as_float16, as_numbers, has_conversions
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from jaxllm.kernels.triton_e4m3 import widened
+from jaxllm.kernels.e4m3.triton import widened
 
 
 @triton.jit

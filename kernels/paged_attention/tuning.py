@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxllm.kernels.e4m3 import E4M3
+from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.launch import capability
 
 

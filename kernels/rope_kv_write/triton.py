@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3.triton import as_numbers, has_conversions, narrowed
 from jaxllm.kernels.launch import launch
-from jaxllm.kernels.triton_e4m3 import as_numbers, has_conversions, narrowed
 
 
 @dataclass(frozen=True, slots=True)

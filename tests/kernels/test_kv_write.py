@@ -56,4 +56,6 @@ def test_an_8_bit_cache_is_written_in_place():
     cache = jax.ShapeDtypeStruct((L, 1000, 2, K, C, H), jnp.uint8)
     token, slot = jax.ShapeDtypeStruct((4, K, H), jnp.float32), jax.ShapeDtypeStruct((4,), jnp.int32)
     compiled = jax.jit(kv_write, donate_argnums=0).lower(cache, 1, token, token, slot, slot).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < cache.size / 10
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < cache.size / 10

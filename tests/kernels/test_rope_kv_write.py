@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.kernels.e4m3 import widen
+from jaxllm.kernels.e4m3.reference import widen
 from jaxllm.kernels.rope_kv_write.reference import rope_kv_write
 
 T, K, G, H, R, L, P, C = 5, 2, 3, 8, 3, 2, 4, 4

@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxllm.kernels.e4m3 import E4M3, narrow, widen
-from jaxllm.kernels.kv_write.reference import kv_write
+from jaxllm.kernels.e4m3.reference import E4M3, narrow, widen
 from jaxllm.kernels.launch import poisoned_results
 from jaxllm.kernels.paged_attention import reference
 from jaxllm.kernels.rope_kv_write.reference import rope_kv_write
@@ -19,6 +18,8 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.gpu]
 
 ON_GPU = jax.default_backend() == "gpu"
 L, P, C = 3, 9, 8
+# Tuning the reference's products would take most of the tests' time.
+QUICKLY = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 SHAPES = [((8, 2), 128, 16), ((28, 4), 128, 64), ((8, 8), 64, 16), ((4, 1), 256, 128)]
 
 
@@ -105,11 +106,18 @@ def test_kv_write_stores_the_nearest_8_bit_numbers(K, H, dtype):
     cache = jnp.zeros((L, P, 2, K, C, H), E4M3)
     key, value = every_kind((23, K, H), dtype), every_kind((23, K, H), dtype)[::-1]
     out = jax.jit(triton_version("kv_write"))(cache, jnp.int32(1), key, value, block, offset)
-    expected = kv_write(cache, 1, key, value, block, offset)
+    expected = np.zeros(cache.shape, np.uint8)
+    for t in range(21):
+        expected[1, block[t], 0, :, offset[t]], expected[1, block[t], 1, :, offset[t]] = (
+            nearest(key[t]),
+            nearest(value[t]),
+        )
     np.testing.assert_array_equal(bits(out[:, 1:]), bits(expected[:, 1:]))
-    stored = widen(out[1, block[:21], 0, :, offset[:21]], jnp.float32)
-    nearest = np.clip(np.asarray(key[:21], np.float32), -448, 448).astype(ml_dtypes.float8_e4m3fn)
-    np.testing.assert_array_equal(np.asarray(stored), nearest.astype(np.float32))
+
+
+def nearest(x):
+    """The bits of the nearest 8-bit numbers, by another implementation."""
+    return np.clip(np.asarray(x, np.float32), -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
 
 def bits(cache):
@@ -127,19 +135,19 @@ def test_rope_kv_write_stores_what_the_reference_stores(K, G, H, R, has_scale):
     qkv = jnp.asarray(rng.normal(size=(23, K, G + 2, H)) * 5, jnp.float32)
     angle = rng.uniform(0, 100, size=(23, R))
     cos, sin = jnp.asarray(np.cos(angle), jnp.float32), jnp.asarray(np.sin(angle), jnp.float32)
-    options = {"kv_scale": jnp.asarray([0.013, 0.5], jnp.float32)} if has_scale else {}
+    kv_scale = jnp.asarray([0.013, 0.5], jnp.float32) if has_scale else None
     arguments = (cache, jnp.int32(2), qkv, cos, sin, block, offset)
 
     def run(*arguments):
         with poisoned_results():
-            return triton_version("rope_kv_write")(*arguments, **options)
+            return triton_version("rope_kv_write")(*arguments, kv_scale=kv_scale)
 
-    expected_query, expected_cache = rope_kv_write(*arguments, **options)
+    expected_query, expected_cache = rope_kv_write(*arguments, kv_scale=kv_scale)
     query, out = jax.jit(run)(*arguments)
     np.testing.assert_allclose(query, expected_query, rtol=1e-5, atol=1e-5)
     found, expected = (np.asarray(widen(x[:, 1:], jnp.float32)) for x in (out, expected_cache))
-    # A last bit of float32 may turn a tie: then it is the next number.
-    assert (found != expected).mean() < 1e-3
+    # A last bit of float32 may turn a tie, and XLA may go by way of float16: then it is the next number.
+    assert (found != expected).mean() < 1e-2
     np.testing.assert_allclose(found, expected, rtol=1 / 8, atol=2**-9)
     if has_scale:
         assert (np.abs(found) == 448).any(), "with this scale keys saturate"
@@ -164,7 +172,7 @@ def test_random_odd_sizes_equal_the_reference_over_what_is_stored(shape, is_deco
     start = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
     rest = (kv_cache, jnp.int32(1), table, start, context)
     with jax.default_matmul_precision("highest"):
-        plain = jax.jit(functools.partial(reference.paged_attention, scale=H**-0.5))
+        plain = jax.jit(functools.partial(reference.paged_attention, scale=H**-0.5), compiler_options=QUICKLY)
         exact = np.asarray(plain(query, *rest), np.float64)
     for dtype, tolerance in ((jnp.float32, 2e-5), (jnp.bfloat16, 6e-3), (jnp.float16, 1.5e-3)):
         out = np.asarray(attend(query.astype(dtype), *rest, None, scale=H**-0.5, softcap=None), np.float64)
