@@ -38,7 +38,7 @@ def launch(
         fresh = [i for i in range(len(results)) if i not in aliases.values()]
         aliases |= {len(operands) + n: i for n, i in enumerate(fresh)}
         operands = (*operands, *(_rubbish(results[i]) for i in fresh))
-    if _is_interpreted(kernel):
+    if is_interpreted(kernel):
         scalars = {i: operand for i, operand in enumerate(operands) if isinstance(operand, int)}
         arrays = [operand for i, operand in enumerate(operands) if i not in scalars]
         run = functools.partial(_interpret, kernel, scalars, results, grid, aliases, constants)
@@ -93,7 +93,8 @@ def _rubbish(result: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.full(result.shape, value, result.dtype)
 
 
-def _is_interpreted(kernel: Any) -> bool:
+def is_interpreted(kernel: Any) -> bool:
+    """Tells a kernel that Triton runs in its interpreter."""
     return type(kernel).__name__ == "InterpretedFunction"
 
 

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
+from jaxllm.kernels.e4m3.reference import E4M3, narrow
 from jaxllm.kernels.paged_attention.triton import attend
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
 from jaxllm.kernels.rope_kv_write.triton import RopeConfig, turn_and_write
@@ -48,6 +49,7 @@ class Case:
     context: tuple[int, ...]
     block_size: int
     calls: int
+    cache_dtype: jnp.dtype = DTYPE
 
     @property
     def is_decode(self) -> bool:
@@ -56,7 +58,7 @@ class Case:
     @property
     def num_bytes(self) -> int:
         """Keys and values that have to be read."""
-        return sum(self.context) * 2 * K * H * DTYPE.itemsize
+        return sum(self.context) * 2 * K * H * self.cache_dtype.itemsize
 
     @property
     def num_flops(self) -> int:
@@ -123,14 +125,17 @@ def attention_cases(shrink: int) -> list[Case]:
     def even(count: int, length: int) -> tuple[int, ...]:
         return (max(1, length // shrink),) * max(1, count // shrink)
 
-    def decode(name: str, context: tuple[int, ...], calls: int) -> Case:
-        return Case(name, (1,) * len(context), context, 16, calls)
+    def decode(name: str, context: tuple[int, ...], calls: int, cache_dtype: jnp.dtype = DTYPE) -> Case:
+        return Case(name, (1,) * len(context), context, 16, calls, cache_dtype)
 
     cases = [
         decode("decode 256x1024", even(256, 1024), 12),
         decode("decode 32x8192", even(32, 8192), 12),
         decode("decode 255x256 + 1x60000", (*even(255, 256), 60_000 // shrink), 16),
         decode("decode 1x8192", even(1, 8192), 48),
+        decode("decode fp8 256x1024", even(256, 1024), 24, E4M3),
+        decode("decode fp8 32x8192", even(32, 8192), 24, E4M3),
+        Case("prefill fp8 1x8192, block 16", even(1, 8192), even(1, 8192), 16, 6, E4M3),
     ]
     for block_size in (64, 16):
         for name, new, context in (
@@ -156,7 +161,7 @@ class Runs:
 
 
 def attention_runs(case: Case) -> Runs:
-    few, many = decode_config(H, DTYPE), prefill_config(H, DTYPE)
+    few, many = decode_config(H, DTYPE, case.cache_dtype), prefill_config(H, DTYPE, case.cache_dtype)
     configs: list[DecodeConfig | PrefillConfig]
     if case.is_decode:
         tiles = [
@@ -171,6 +176,8 @@ def attention_runs(case: Case) -> Runs:
             (32, 2, 6),
         ]
         splits = [(128, 2048), (128, 1024), (128, 4096), (256, 2048), (512, 2048), (64, 2048), (64, 1024)]
+        if case.cache_dtype == E4M3:
+            tiles = [(32, 2, 4), (32, 2, 6), (64, 2, 4), (64, 4, 4), (32, 1, 5), (32, 4, 5), (64, 2, 3), (16, 1, 6)]
         configs = [few]
         configs += [DecodeConfig(*tile, few.min_chunk, few.num_programs) for tile in tiles]
         configs += [DecodeConfig(*tile, *split) for split in splits for tile in tiles[:4]]
@@ -209,7 +216,7 @@ def attention_inputs(case: Case) -> tuple[jax.Array, ...]:
         table[b, :count] = blocks[end - count : end]
     shape = (case.calls, sum(per_request) + 1, 2, K, case.block_size, H)
     query = jax.jit(lambda key: jax.random.normal(key, (sum(case.new), N, H), DTYPE))(jax.random.key(1))
-    fill = jax.jit(lambda key: jax.random.normal(key, shape[1:], DTYPE))
+    fill = jax.jit(lambda key: narrow(jax.random.normal(key, shape[1:], DTYPE), case.cache_dtype))
     kv_cache = jnp.stack([fill(key) for key in jax.random.split(jax.random.key(2), case.calls)])
     start = np.concatenate([[0], np.cumsum(case.new)])
     return (

@@ -20,6 +20,11 @@ DTYPES = {
     "float16": "float16",
     "half": "float16",
 }
+KV_CACHE_DTYPES = {  # bytes hold e4m3 numbers: see kernels/e4m3/reference.py
+    **DTYPES,
+    "fp8": "uint8",
+    "fp8_e4m3": "uint8",
+}
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
@@ -29,7 +34,7 @@ NOT_BUILT: dict[str, object] = {
     "data_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "enable_expert_parallel": False,
-    "kv_cache_dtype": "auto",
+    "calculate_kv_scales": False,
     "quantization": None,
     "enable_lora": False,
     "max_loras": None,
@@ -83,6 +88,7 @@ class EngineArgs:
     seed: int = flag(0, "seeds the draw of seeds for requests that bring none")
     max_model_len: int | None = flag(None, "longest prompt + output; default: the model's, or what the KV pool holds")
     block_size: int = flag(16, "tokens in a KV block")
+    kv_cache_dtype: str = flag("auto", "auto (the model's dtype), fp8 or fp8_e4m3, bfloat16, float16 or float32")
     gpu_memory_utilization: float = flag(0.9, "share of the GPU's memory for weights, temporaries and KV pool")
     kv_cache_memory_bytes: int | None = flag(None, "size of the KV pool in bytes; overrides the share")
     num_gpu_blocks_override: int | None = flag(None, "size of the KV pool in blocks; overrides both")
@@ -103,6 +109,9 @@ class EngineArgs:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InputError(f"dtype={self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            known = ", ".join(KV_CACHE_DTYPES)
+            raise InputError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not known; choose one of {known}")
         if self.load_format not in LOAD_FORMATS:
             raise InputError(f"load_format={self.load_format!r} is not known; choose one of {', '.join(LOAD_FORMATS)}")
         if self.logprobs_mode not in LOGPROBS_MODES:

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxllm.config.engine_args import DTYPES, EngineArgs
+from jaxllm.config.engine_args import DTYPES, KV_CACHE_DTYPES, EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.config.logits_processor import load_processors
 from jaxllm.engine.buckets import Buckets, StepShape, make_buckets
@@ -188,6 +188,7 @@ def build_engine(
         weights=tree_bytes(abstract_weights(program)),
         temporaries=temporaries,
         chunk=max_tokens,
+        kv_dtype=program.kv_dtype.name,
     )
     buckets = buckets_for(memory.max_model_len)
     compiler = StepCompiler(program, memory.num_blocks, max_seqs, settings)
@@ -286,7 +287,16 @@ def _step_program(args: EngineArgs, model: ModelConfig, mesh: Mesh, platform: st
         )
     except ValueError as error:
         raise InputError(f"attention_backend: {error}") from None
-    return StepProgram(build_program(model, separate=platform == "cpu"), kernels, mesh, AxisRules(), args.block_size)
+    if KV_CACHE_DTYPES[args.kv_cache_dtype] == KV_CACHE_DTYPES["fp8"]:
+        logger.info("KV cache: keys and values in 8 bits (e4m3), not scaled; what is beyond 448 is cut off")
+    return StepProgram(
+        build_program(model, separate=platform == "cpu"),
+        kernels,
+        mesh,
+        AxisRules(),
+        args.block_size,
+        KV_CACHE_DTYPES[args.kv_cache_dtype],
+    )
 
 
 def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Weights:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxlib._jax import Device
 
@@ -65,16 +66,24 @@ def block_bytes(cfg: ModelConfig, block_size: int, itemsize: int) -> int:
 
 
 def plan_memory(
-    args: EngineArgs, cfg: ModelConfig, devices: Sequence[Device], *, chunk: int, weights: int, temporaries: int
+    args: EngineArgs,
+    cfg: ModelConfig,
+    devices: Sequence[Device],
+    *,
+    chunk: int,
+    weights: int,
+    temporaries: int,
+    kv_dtype: str | None = None,
 ) -> MemoryPlan:
     """Sizes the pool, and the longest request if the user leaves it open; the weights are not on the device yet.
 
-    `chunk` is the most tokens of one request that a step computes: windows give nothing back within it.
+    `chunk` is the most tokens of one request that a step computes: windows give nothing back within it. `kv_dtype` is
+    the type of the cache, if not the model's.
 
     Raises:
         InputError: nothing is left for the pool, or not enough for one request of max_model_len.
     """
-    per_block = block_bytes(cfg, args.block_size, np.dtype(cfg.dtype).itemsize)
+    per_block = block_bytes(cfg, args.block_size, jnp.dtype(kv_dtype or cfg.dtype).itemsize)
     num_groups = len(cfg.kv_layout.windows)
     device = device_memory(devices[0])
     if args.num_gpu_blocks_override is not None:

@@ -118,7 +118,7 @@ class ModelRunner:
     def reset(self) -> None:
         """Makes an empty cache and row state. The pool starts as zeros: a masked score of 0 x NaN would be NaN."""
         self._kv = self._rows = self._counts = None  # the old arrays go first: there may not be room for both
-        shape, dtype = self.program.kv_shape(self._compiler.num_blocks), jnp.dtype(self.program.decoder.cfg.dtype)
+        shape, dtype = self.program.kv_shape(self._compiler.num_blocks), self.program.kv_dtype
         kv_sharding = self.program.sharding(self.program.kv_spec())
         self._kv = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=kv_sharding)()
         self._rows = RowState(self._to_device(np.zeros(self._compiler.num_rows + 1, np.int32)))

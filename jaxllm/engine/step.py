@@ -29,6 +29,7 @@ class StepProgram(NamedTuple):
     mesh: Mesh
     rules: AxisRules
     block_size: int
+    kv_cache_dtype: str = "auto"  # the model's
 
     @property
     def platform(self) -> str:
@@ -49,6 +50,11 @@ class StepProgram(NamedTuple):
 
     def weight_specs(self) -> Weights:
         return weights_tree({spec.path: self.rules.spec(*spec.stored_axes) for spec in self.decoder.params})
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        """The type in which keys and values are kept; bytes are e4m3 numbers."""
+        return jnp.dtype(self.decoder.cfg.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype)
 
     def kv_spec(self) -> PartitionSpec:
         return self.rules.spec("layers", "kv_blocks", None, "kv_heads", None, "head_dim")

@@ -77,8 +77,8 @@ class StepCompiler:
 
 def compile_step(program: StepProgram, shape: StepShape, num_blocks: int, num_rows: int) -> jax.stages.Compiled:
     """Compiles step(weights, kv, rows, packed) of one shape, with kv donated, and rows where it gives new ones."""
-    dtype = jnp.dtype(program.decoder.cfg.dtype)
-    kv = jax.ShapeDtypeStruct(program.kv_shape(num_blocks), dtype, sharding=program.sharding(program.kv_spec()))
+    kv_sharding = program.sharding(program.kv_spec())
+    kv = jax.ShapeDtypeStruct(program.kv_shape(num_blocks), program.kv_dtype, sharding=kv_sharding)
     rows = RowState(_whole(program, (num_rows + 1,), jnp.int32))
     packed = _whole(program, (packed_size(shape, program.num_groups),), jnp.int32)
     donated = (1, 2) if shape.variant == "greedy" else (1,)

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3.reference import narrow
+
 
 def kv_write(
     kv_cache: Float[Array, "L P 2 K C H"],
@@ -12,6 +14,9 @@ def kv_write(
     block: Int[Array, " T"],
     offset: Int[Array, " T"],
 ) -> Float[Array, "L P 2 K C H"]:
-    """Stores each token's key and value at (layer, block, offset). Padding tokens name block 0, which nobody reads."""
-    kv_T2KH = jnp.stack([key, value], axis=1).astype(kv_cache.dtype)
+    """Stores each token's key and value at (layer, block, offset). Padding tokens name block 0, which nobody reads.
+
+    They are cast to the type of the cache; one of bytes keeps e4m3 numbers, which saturate.
+    """
+    kv_T2KH = narrow(jnp.stack([key, value], axis=1), kv_cache.dtype)
     return kv_cache.at[layer, block, :, :, offset].set(kv_T2KH, mode="promise_in_bounds")

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3.reference import widen
+
 QUERY_TILE = 16
 KEY_TILE = 256
 
@@ -27,6 +29,7 @@ def paged_attention(
 
     Request b owns the flat tokens query_start[b]:query_start[b+1]; they are the last ones of its context_len[b] tokens,
     whose keys and values are in the cache already. A window of w lets query i see the keys j with i - w < j <= i.
+    What is cached is cast to the query's type; bytes are e4m3 numbers.
     With one token per request (T == B) the batch is a decode batch: query_start must then be 0, 1, ..., B.
     Rows of padding tokens hold finite rubbish.
 
@@ -48,7 +51,7 @@ def paged_attention(
     def attend_key_tile(j, carry):
         best_QKGS, total_QKGS, out_QKGSH = carry
         blocks_Bt = jax.lax.dynamic_slice_in_dim(table_BM, j * blocks_per_tile, blocks_per_tile, axis=1)
-        pages = kv_cache[layer, blocks_Bt[request_Q]]
+        pages = widen(kv_cache[layer, blocks_Bt[request_Q]], query.dtype)
         k_QKXH, v_QKXH = (
             pages[:, :, i].swapaxes(1, 2).reshape(pages.shape[0], K, blocks_per_tile * C, H) for i in (0, 1)
         )

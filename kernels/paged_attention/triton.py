@@ -24,7 +24,8 @@ def paged_attention(
     softcap: float | None = None,
 ) -> Float[Array, "T N H"]:
     """Causal attention of each request's new tokens over its own context; see the reference."""
-    few, many = decode_config(query.shape[2], query.dtype), prefill_config(query.shape[2], query.dtype)
+    types = (query.dtype, kv_cache.dtype)
+    few, many = decode_config(query.shape[2], *types), prefill_config(query.shape[2], *types)
     return attend(
         few, many, query, kv_cache, layer, block_table, query_start, context_len, scale, window=window, softcap=softcap
     )

@@ -13,7 +13,10 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3.reference import E4M3
+from jaxllm.kernels.e4m3.triton import has_conversions
 from jaxllm.kernels.launch import launch
+from jaxllm.kernels.paged_attention.triton_decode_e4m3 import decode_e4m3_chunks
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig
 from jaxllm.kernels.paged_attention.work_list import ChunkList
@@ -194,8 +197,9 @@ def decode(
     operands = (query, kv_cache, layer_1, block_table, query_start, context_len, chunks.chunk, window_1, M, P)
     out_type = jax.ShapeDtypeStruct(query.shape, query.dtype)
     part = (W, K, rows) if is_split else (1, 1, 1)
+    is_packed = kv_cache.dtype == E4M3
     attended_TNH, part_out, part_lse = launch(
-        decode_chunks,
+        decode_e4m3_chunks if is_packed else decode_chunks,
         *(operands if out is None else (*operands, out)),
         results=(
             out_type,
@@ -207,6 +211,7 @@ def decode(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **sizes,
+        **({"HAS_CONVERSIONS": has_conversions()} if is_packed else {}),
         C=C,
         ROWS_PADDED=max(MIN_ROWS, triton.next_power_of_2(rows)),
         TILE_KEYS=config.tile_keys,

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3.reference import E4M3
+from jaxllm.kernels.e4m3.triton import as_float16, as_numbers, has_conversions
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
 from jaxllm.kernels.paged_attention.tuning import PrefillConfig
@@ -39,6 +41,8 @@ def prefill_tiles(
     SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_E4M3: tl.constexpr,
+    HAS_CONVERSIONS: tl.constexpr,
 ):
     """Handles tile program_id // K for KV head program_id % K. Row r is head r % G of the tile's token r // G."""
     G: tl.constexpr = N // K
@@ -54,6 +58,8 @@ def prefill_tiles(
         row_mask_RH = (r_R < num_tokens * G)[:, None] & (d_H[None, :] < H)
         row_RH = ((first_token + r_R // G).to(tl.int64) * N + head * G + r_R % G)[:, None] * H + d_H[None, :]
         q_RH = tl.load(query + row_RH, mask=row_mask_RH, other=0.0)
+        if IS_E4M3:
+            q_RH = as_float16(q_RH)  # e4m3 widens to it at no cost, to bfloat16 it does not
         position_R = position + r_R // G
         # All rows see the keys clear_begin:clear_end; those before and behind need a look at each row.
         end = tl.maximum(position + num_tokens, 0)
@@ -68,7 +74,8 @@ def prefill_tiles(
             clear_begin = tl.cdiv(tl.maximum(position + num_tokens - width, 0), TILE_KEYS) * TILE_KEYS
             clear_begin = tl.minimum(clear_begin, tl.cdiv(end, TILE_KEYS) * TILE_KEYS)
             clear_end = tl.maximum(clear_begin, clear_end)
-        base = kv_cache + tl.load(layer).to(tl.int64) * P * (2 * K * C * H) + head * (C * H)
+        base = as_numbers(kv_cache, HAS_CONVERSIONS)
+        base += tl.load(layer).to(tl.int64) * P * (2 * K * C * H) + head * (C * H)
         table = block_table + b * M
         best_R = tl.full([TILE_ROWS], float("-inf"), tl.float32)
         total_R = tl.zeros([TILE_ROWS], tl.float32)
@@ -192,5 +199,7 @@ def prefill(
         SOFTCAP=softcap,
         HAS_WINDOW=window is not None,
         PRECISION="ieee" if query.dtype == jnp.float32 else None,
+        IS_E4M3=kv_cache.dtype == E4M3,
+        HAS_CONVERSIONS=has_conversions(),
     )
     return attended_TNH

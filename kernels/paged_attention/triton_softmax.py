@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from jaxllm.kernels.e4m3.triton import widened
+
 
 @triton.jit
 def attend_keys(
@@ -53,7 +55,7 @@ def attend_keys(
             slot_X = block_X * (2 * K * C * H) + (key_X % C) * H
         k_ptr_HX = tile + slot_X[None, :] + d_H[:, None]
         k_HX = load_tile(k_ptr_HX, is_key_X[None, :], d_H[:, None] < H, IS_BOUNDED, H_PADDED > H)
-        score_RX = tl.dot(q_RH, k_HX.to(q_RH.dtype), input_precision=PRECISION)
+        score_RX = tl.dot(q_RH, widened(k_HX, q_RH.dtype), input_precision=PRECISION)
         if SOFTCAP is not None:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), in base 2; it is right for infinite exponentials too.
             turned_RX = tl.exp2(score_RX * (SCALE * 2.8853900817779268 / SOFTCAP))
@@ -76,7 +78,7 @@ def attend_keys(
         acc_RH = acc_RH * shrink_R[:, None]
         v_ptr_XH = tile + (K * C * H) + slot_X[:, None] + d_H[None, :]
         v_XH = load_tile(v_ptr_XH, is_key_X[:, None], d_H[None, :] < H, IS_BOUNDED, H_PADDED > H)
-        acc_RH = tl.dot(weight_RX.to(q_RH.dtype), v_XH.to(q_RH.dtype), acc_RH, input_precision=PRECISION)
+        acc_RH = tl.dot(weight_RX.to(q_RH.dtype), widened(v_XH, q_RH.dtype), acc_RH, input_precision=PRECISION)
         best_R = new_best_R
     return best_R, total_R, acc_RH
 

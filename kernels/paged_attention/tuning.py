@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.launch import capability
 
 
@@ -36,24 +37,32 @@ class PrefillConfig:
         return max(1, self.tile_rows // group)
 
 
-def decode_config(head_dim: int, dtype: jnp.dtype) -> DecodeConfig:
+def decode_config(head_dim: int, dtype: jnp.dtype, cache_dtype: jnp.dtype | None = None) -> DecodeConfig:
     """Constants whose tiles fit the shared memory of every card from sm_80 on (99 KiB on sm_86 and sm_89).
 
     float32 is multiplied without tensor cores, unrolled: larger tiles than these spill.
     """
     is_wide = head_dim > 128
-    if jnp.dtype(dtype).itemsize == 4:
+    if _has_32_bits(dtype, cache_dtype):
         return DecodeConfig(tile_keys=16 if is_wide else 32, num_warps=8 if is_wide else 4, num_stages=2)
+    if cache_dtype == E4M3:
+        return DecodeConfig(tile_keys=32, num_warps=2, num_stages=5)
     return DecodeConfig(tile_keys=32 if is_wide else 64)
 
 
-def prefill_config(head_dim: int, dtype: jnp.dtype) -> PrefillConfig:
+def prefill_config(head_dim: int, dtype: jnp.dtype, cache_dtype: jnp.dtype | None = None) -> PrefillConfig:
     """The same for tiles of new tokens."""
     is_wide = head_dim > 128
-    if jnp.dtype(dtype).itemsize == 4:
+    if _has_32_bits(dtype, cache_dtype):
         rows = 16 if is_wide else 32
-        return PrefillConfig(tile_rows=rows, tile_keys=rows, num_warps=8 if is_wide else 4, num_stages=2)
+        num_warps = 8 if is_wide or cache_dtype == E4M3 else 4
+        return PrefillConfig(tile_rows=rows, tile_keys=rows, num_warps=num_warps, num_stages=2)
     if is_wide:
         return PrefillConfig(tile_rows=64, tile_keys=32, num_warps=4, num_stages=2)
     # Hopper's shared memory (227 KiB) has room for twice the rows.
     return PrefillConfig(tile_rows=256 if head_dim <= 128 and capability() >= 90 else 128)
+
+
+def _has_32_bits(*dtypes: jnp.dtype | None) -> bool:
+    """Tells whether queries or cache have 32 bits; a cache of no type has the queries'."""
+    return any(dtype is not None and jnp.dtype(dtype).itemsize == 4 for dtype in dtypes)

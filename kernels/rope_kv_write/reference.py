@@ -1,5 +1,6 @@
 """Bias, head norms, rotary embedding and KV write as one operation, in plain XLA: the references of each in turn."""
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.kv_write.reference import kv_write
@@ -19,14 +20,21 @@ def rope_kv_write(
     bias: Float[Array, "K J H"] | None = None,
     q_norm: Float[Array, " H"] | None = None,
     k_norm: Float[Array, " H"] | None = None,
+    kv_scale: Float[Array, "2"] | None = None,
     eps: float = 0.0,
     norm_offset: float = 0.0,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L P 2 K C H"]]:
     """Gives the queries and the cache with each token's key and value at (layer, block, offset).
 
     The J entries of a KV head are its G query heads, its key, its value. Norms (both or none) come before the rotation.
+    With `kv_scale` keys are stored divided by its first number and values by its second; the queries come multiplied by
+    the first, so that their products with what is stored are the right ones. What is stored saturates in bytes.
     """
     query_TNH, key_TKH, value_TKH = split_and_turn(qkv, cos, sin, bias, q_norm, k_norm, eps, norm_offset)
+    if kv_scale is not None:
+        query_TNH = (query_TNH.astype(jnp.float32) * kv_scale[0]).astype(qkv.dtype)
+        key_TKH = key_TKH.astype(jnp.float32) * (1.0 / kv_scale[0])
+        value_TKH = value_TKH.astype(jnp.float32) * (1.0 / kv_scale[1])
     return query_TNH, kv_write(kv_cache, layer, key_TKH, value_TKH, block, offset)
 
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3.triton import as_numbers, has_conversions, narrowed
 from jaxllm.kernels.launch import launch
 
 
@@ -34,6 +35,7 @@ def turn_rows(
     bias,
     q_norm,
     k_norm,
+    kv_scale,
     num_rows,
     P,
     query,
@@ -47,12 +49,15 @@ def turn_rows(
     TILE_ROWS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_CONVERSIONS: tl.constexpr,
     EPS: tl.constexpr,
     NORM_OFFSET: tl.constexpr,
 ):
     """Row (token, KV head, j) of qkv goes to the queries (j < G) or to the cache; features i, i + R turn together."""
     G: tl.constexpr = J - 2
     type = qkv.dtype.element_ty
+    kv_cache = as_numbers(kv_cache, HAS_CONVERSIONS)
     row_X = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     is_row_X = row_X < num_rows
     token_X = row_X // (K * J)
@@ -100,16 +105,26 @@ def turn_rows(
     b_XR = second_XR.to(tl.float32)
     first_XR = (a_XR * cos_XR - b_XR * sin_XR).to(type)
     second_XR = (b_XR * cos_XR + a_XR * sin_XR).to(type)
+    if HAS_SCALE:
+        k_scale = tl.load(kv_scale)
+        stored = tl.div_rn(1.0, tl.where(is_value_X, tl.load(kv_scale + 1), k_scale))
+        factor_X = tl.where(j_X < G, k_scale, stored)
+        first_XR = first_XR.to(tl.float32) * factor_X[:, None]
+        second_XR = second_XR.to(tl.float32) * factor_X[:, None]
+        if REST_PADDED > 0:
+            rest_XO = rest_XO.to(tl.float32) * factor_X[:, None]
+    cached: tl.constexpr = kv_cache.dtype.element_ty
     to_query_XR = query + query_row_X[:, None] + i_R[None, :]
     to_cache_XR = kv_cache + slot_X[:, None] + i_R[None, :]
-    cached = kv_cache.dtype.element_ty
-    tl.store(to_query_XR, first_XR, mask=mask_XR & is_query_X[:, None])
-    tl.store(to_query_XR + R, second_XR, mask=mask_XR & is_query_X[:, None])
-    tl.store(to_cache_XR, first_XR.to(cached), mask=mask_XR & is_cached_X[:, None])
-    tl.store(to_cache_XR + R, second_XR.to(cached), mask=mask_XR & is_cached_X[:, None])
+    tl.store(to_query_XR, first_XR.to(type), mask=mask_XR & is_query_X[:, None])
+    tl.store(to_query_XR + R, second_XR.to(type), mask=mask_XR & is_query_X[:, None])
+    tl.store(to_cache_XR, narrowed(first_XR, cached), mask=mask_XR & is_cached_X[:, None])
+    tl.store(to_cache_XR + R, narrowed(second_XR, cached), mask=mask_XR & is_cached_X[:, None])
     if REST_PADDED > 0:
-        tl.store(query + query_row_X[:, None] + o_O[None, :], rest_XO, mask=mask_XO & is_query_X[:, None])
-        tl.store(kv_cache + slot_X[:, None] + o_O[None, :], rest_XO.to(cached), mask=mask_XO & is_cached_X[:, None])
+        to_query_XO = query + query_row_X[:, None] + o_O[None, :]
+        tl.store(to_query_XO, rest_XO.to(type), mask=mask_XO & is_query_X[:, None])
+        to_rest_XO = kv_cache + slot_X[:, None] + o_O[None, :]
+        tl.store(to_rest_XO, narrowed(rest_XO, cached), mask=mask_XO & is_cached_X[:, None])
 
 
 @triton.jit
@@ -134,12 +149,13 @@ def rope_kv_write(
     bias: Float[Array, "K J H"] | None = None,
     q_norm: Float[Array, " H"] | None = None,
     k_norm: Float[Array, " H"] | None = None,
+    kv_scale: Float[Array, "2"] | None = None,
     eps: float = 0.0,
     norm_offset: float = 0.0,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L P 2 K C H"]]:
     """Gives the queries and the cache with each token's key and value at (layer, block, offset); see the reference."""
     return turn_and_write(
-        RopeConfig(), kv_cache, layer, qkv, cos, sin, block, offset, bias, q_norm, k_norm, eps, norm_offset
+        RopeConfig(), kv_cache, layer, qkv, cos, sin, block, offset, bias, q_norm, k_norm, kv_scale, eps, norm_offset
     )
 
 
@@ -155,6 +171,7 @@ def turn_and_write(
     bias: Float[Array, "K J H"] | None = None,
     q_norm: Float[Array, " H"] | None = None,
     k_norm: Float[Array, " H"] | None = None,
+    kv_scale: Float[Array, "2"] | None = None,
     eps: float = 0.0,
     norm_offset: float = 0.0,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L P 2 K C H"]]:
@@ -178,6 +195,7 @@ def turn_and_write(
         qkv if bias is None else bias,
         q_norm if has_norm else cos,
         k_norm if has_norm else cos,
+        cos if kv_scale is None else kv_scale,
         T * K * J,
         P,
         results=(
@@ -197,6 +215,8 @@ def turn_and_write(
         TILE_ROWS=config.tile_rows,
         HAS_BIAS=bias is not None,
         HAS_NORM=has_norm,
+        HAS_SCALE=kv_scale is not None,
+        HAS_CONVERSIONS=has_conversions(),
         EPS=eps,
         NORM_OFFSET=norm_offset,
     )

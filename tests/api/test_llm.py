@@ -147,6 +147,8 @@ def test_a_bad_sampling_param_is_one_line(options, message):
     [
         ({"max_modle_len": 5}, "unknown option 'max_modle_len'; did you mean 'max_model_len'"),
         ({"dtype": "float31"}, "dtype='float31' is not known; choose one of auto, float32"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' is not known; choose one of auto, float32"),
+        ({"calculate_kv_scales": True}, "calculate_kv_scales=True is not supported yet"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported yet"),
         ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization must be in \(0, 1\]"),
         ({"block_size": 12}, "block_size must be one of 8, 16, 32, 64, 128, got 12"),

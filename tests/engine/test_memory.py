@@ -50,8 +50,10 @@ class FakeDevice:
 CPU = FakeDevice("cpu")
 
 
-def plan(device, weights=0, temporaries=0, cfg=MODEL, **args):
-    return plan_memory(EngineArgs(**args), cfg, [device], chunk=64, weights=weights, temporaries=temporaries)
+def plan(device, weights=0, temporaries=0, cfg=MODEL, kv_dtype=None, **args):
+    return plan_memory(
+        EngineArgs(**args), cfg, [device], chunk=64, weights=weights, temporaries=temporaries, kv_dtype=kv_dtype
+    )
 
 
 def refusal(*given, **args):
@@ -95,6 +97,13 @@ def test_a_gpu_gives_its_share_less_weights_and_temporaries():
     assert rows["largest temporary"] == "1.00 GiB"
     assert rows["left"] == show_bytes(10 * GIB - 3 * GIB - found.pool)
     assert rows["KV per token"] == f"{PER_BLOCK // 16:,} bytes"
+
+
+@pytest.mark.parametrize(("kv_dtype", "times"), [("uint8", 4), ("bfloat16", 2), ("float32", 1)])
+def test_blocks_are_sized_by_the_type_of_the_cache(kv_dtype, times):
+    found = plan(CPU, kv_dtype=kv_dtype, kv_cache_memory_bytes=64 * PER_BLOCK)
+    assert found.block_bytes == PER_BLOCK // times
+    assert found.num_blocks == 64 * times
 
 
 def test_what_else_the_process_holds_on_the_gpu_is_left_alone():

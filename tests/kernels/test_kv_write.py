@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -39,3 +40,22 @@ def test_values_are_stored_in_the_type_of_the_cache():
     out = write(cache, 0, key, key, np.array([1]), np.array([2]))
     assert out.dtype == jnp.bfloat16
     assert (out[0, 1, :, :, 2] == 1).all()
+
+
+def test_an_8_bit_cache_stores_the_nearest_number_and_saturates():
+    cache = jnp.zeros((1, 2, 2, 1, C, H), jnp.uint8)
+    key = np.array([[[1.0625, 1.0626, -0.003, 0.0]]], np.float32)  # a tie between 1 and 1.125, a subnormal
+    value = np.array([[[447.0, 449.0, -1e9, 2**-11]]], np.float32)
+    out = np.asarray(write(cache, 0, key, value, np.array([1]), np.array([2])))
+    out = out.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert out[0, 1, 0, 0, 2].tolist() == [1.0, 1.125, -0.00390625, 0.0]
+    assert out[0, 1, 1, 0, 2].tolist() == [448.0, 448.0, -448.0, 0.0]
+
+
+def test_an_8_bit_cache_is_written_in_place():
+    cache = jax.ShapeDtypeStruct((L, 1000, 2, K, C, H), jnp.uint8)
+    token, slot = jax.ShapeDtypeStruct((4, K, H), jnp.float32), jax.ShapeDtypeStruct((4,), jnp.int32)
+    compiled = jax.jit(kv_write, donate_argnums=0).lower(cache, 1, token, token, slot, slot).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < cache.size / 10

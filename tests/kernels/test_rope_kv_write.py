@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.kernels.e4m3.reference import widen
 from jaxllm.kernels.rope_kv_write.reference import rope_kv_write
 
 T, K, G, H, R, L, P, C = 5, 2, 3, 8, 3, 2, 4, 4
@@ -43,3 +44,20 @@ def test_each_head_of_the_projection_is_biased_normed_turned_and_put_in_its_plac
     found_query, found = jax.jit(run)(*arrays)
     np.testing.assert_allclose(found_query, query, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_with_a_scale_the_products_with_what_is_stored_are_those_without():
+    rng = np.random.default_rng(1)
+    cache = jnp.zeros((L, P, 2, K, C, H), jnp.float32)
+    qkv = jnp.float32(rng.normal(size=(T, K, G + 2, H)))
+    angle = rng.normal(size=(T, R))
+    slots = (jnp.asarray([1, 1, 2, 3, 3]), jnp.asarray([0, 1, 2, 3, 0]))
+    arguments = (cache, 1, qkv, jnp.float32(np.cos(angle)), jnp.float32(np.sin(angle)), *slots)
+    query, plain = rope_kv_write(*arguments)
+    scaled_query, scaled = rope_kv_write(*arguments, kv_scale=jnp.float32([0.25, 8.0]))
+    np.testing.assert_allclose(scaled_query, query * 0.25, rtol=1e-6)
+    np.testing.assert_allclose(scaled[:, :, 0] * 0.25, plain[:, :, 0], rtol=1e-6)
+    np.testing.assert_allclose(scaled[:, :, 1] * 8.0, plain[:, :, 1], rtol=1e-6)
+    tiny = jnp.float32([1e-3, 1e-3])
+    _, saturated = rope_kv_write(jnp.zeros(cache.shape, jnp.uint8), *arguments[1:], kv_scale=tiny)
+    assert float(jnp.abs(widen(saturated, jnp.float32)).max()) == 448.0
