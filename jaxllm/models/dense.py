@@ -1,7 +1,7 @@
 """The decoder over whole sequences without a cache, differentiable: for trainers and for tests. Runs no requests.
 
-It is the same decoder code as the engine's. Only two kernels are other ones: the keys and values that a layer would
-write to the cache stay with it, and attention sees them directly.
+It is the same decoder code as the engine's. Only three kernels are other ones: the keys and values that a layer would
+write to the cache stay with it, attention sees them directly, and products are XLA's, which it can differentiate.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.matmul import reference
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.models.decoder import Kernels, StepContext
 from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
@@ -24,7 +25,7 @@ def make_dense_logits(program: DecoderProgram, kernels: Kernels, mesh: Mesh, rul
     arrays a gradient would be summed over all layers in each of them. Attention needs memory for S x S scores; shorter
     sequences are padded behind their end, where causality keeps the padding from changing anything.
     """
-    kernels = kernels._replace(kv_write=_keep, paged_attention=_attend)
+    kernels = kernels._replace(kv_write=_keep, paged_attention=_attend, matmul=reference.matmul)
     whole = PartitionSpec()
     specs = weights_tree({spec.path: rules.spec(*spec.stored_axes) for spec in program.params})
 

@@ -11,6 +11,7 @@ class Kernels(NamedTuple):
 
     paged_attention: Callable
     kv_write: Callable
+    matmul: Callable
     apply_rope: Callable
     rms_norm: Callable
     layer_norm: Callable
