@@ -150,8 +150,8 @@ def _with_kernel(program: DecoderProgram, kernels: Kernels, layers: Any, own: An
     matrices = {s.path[1:] for s in program.params if s.path[0] == "layers" and s.role == "matrix" and s.num_layers}
 
     def placed(path, w, slice):
-        is_matrix = tuple(key.key for key in path) in matrices
-        return LayerMatrix(slice, w, l, kernels.matmul) if is_matrix else slice
+        is_stacked = not _is_separate(w) and tuple(key.key for key in path) in matrices
+        return LayerMatrix(slice, w, l, kernels.matmul) if is_stacked else slice
 
     return jax.tree_util.tree_map_with_path(placed, layers, own, is_leaf=_is_separate)
 

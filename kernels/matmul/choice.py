@@ -18,6 +18,15 @@ logger = logging.getLogger(__name__)
 TABLES = Path(__file__).parent / "tables"
 
 
+class Product(NamedTuple):
+    """The size of a matrix of one layer, how it is stored, and its type."""
+
+    inputs: int
+    outputs: int
+    transposed: bool
+    dtype: str
+
+
 @dataclass(frozen=True, slots=True)
 class FewRowsConfig:
     """Constants of the Triton kernel: inputs and outputs of a turn of its loop, and the parts of the inputs."""
@@ -28,6 +37,10 @@ class FewRowsConfig:
     num_warps: int = 4
     num_stages: int = 4
     on_tensor_cores: bool = True  # one row can do without
+
+    def takes(self, product: Product, num_rows: int) -> bool:
+        """All rows are one tile."""
+        return num_rows <= 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,13 @@ class MosaicConfig:
     side_by_side: bool = True  # along the outputs, otherwise along the rows
     tiles_in_a_row: int = 8
     rows_first: bool = True  # tiles of the same outputs follow each other
+
+    def takes(self, product: Product, num_rows: int) -> bool:
+        """Whole tiles of two warpgroups, of 16-bit numbers."""
+        rows = self.tile_rows * (1 if self.side_by_side else 2)
+        outputs = self.tile_out * (2 if self.side_by_side else 1)
+        is_whole = num_rows % rows == 0 and product.outputs % outputs == 0 and product.inputs % self.tile_in == 0
+        return is_whole and not product.transposed and product.dtype in ("bfloat16", "float16")
 
 
 class Stack(NamedTuple):
@@ -57,15 +77,6 @@ class Choice(NamedTuple):
     config: FewRowsConfig | MosaicConfig | None = None
 
 
-class Product(NamedTuple):
-    """The size of a matrix of one layer, how it is stored, and its type."""
-
-    inputs: int
-    outputs: int
-    transposed: bool
-    dtype: str
-
-
 XLA = Choice("xla")
 CONFIGS: dict[str, type[FewRowsConfig] | type[MosaicConfig]] = {"triton": FewRowsConfig, "mosaic": MosaicConfig}
 
@@ -74,8 +85,9 @@ Table = Mapping[Product, tuple[tuple[int, Choice], ...]]
 
 
 def choose(table: Table, product: Product, num_rows: int) -> Choice:
-    """Gives the choice for so many rows: that of the next number of rows that was measured."""
-    return next((choice for up_to, choice in table.get(product, ()) if num_rows <= up_to), XLA)
+    """Gives the choice for so many rows: that of the next number of rows that was measured, XLA where it cannot be."""
+    choice = next((choice for up_to, choice in table.get(product, ()) if num_rows <= up_to), XLA)
+    return choice if choice.config is None or choice.config.takes(product, num_rows) else XLA
 
 
 @functools.cache
@@ -94,7 +106,7 @@ def table_path(device_kind: str, folder: Path = TABLES) -> Path:
 
 
 def parse_table(content: Mapping[str, Any]) -> Table:
-    """Reads what `render_product` wrote."""
+    """Reads the content of a table's file."""
     table = {}
     for entry in content["products"]:
         rows = []

@@ -9,9 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.kernels.launch import poisoned_results
+from jaxllm.kernels.launch import capability, device_kind, poisoned_results
 from jaxllm.kernels.matmul import choice, reference, tuned
-from jaxllm.kernels.matmul.choice import XLA, Choice, FewRowsConfig, Product, Stack, choose, parse_table, read_table
+from jaxllm.kernels.matmul.choice import (
+    XLA,
+    Choice,
+    FewRowsConfig,
+    MosaicConfig,
+    Product,
+    Stack,
+    choose,
+    parse_table,
+    read_table,
+)
 
 L = 3
 # Triton's interpreter takes bfloat16 for integers.
@@ -53,6 +63,31 @@ def test_a_choice_holds_up_to_its_rows_and_beyond_the_last_it_is_xla():
     assert choose(table, PRODUCT._replace(dtype="float32"), 1) == XLA
 
 
+def test_a_choice_that_cannot_take_so_many_rows_is_xla():
+    mosaic = Choice("mosaic", MosaicConfig(tile_rows=64, tile_out=48, tile_in=64))
+    table = {PRODUCT: ((256, mosaic),), PRODUCT._replace(outputs=100): ((256, mosaic),)}
+    assert choose(table, PRODUCT, 128) == mosaic
+    assert choose(table, PRODUCT, 96) == XLA
+    assert choose(table, PRODUCT._replace(outputs=100), 128) == XLA
+
+
+def test_a_kernel_that_cannot_be_imported_leaves_products_to_xla_with_one_line(monkeypatch, caplog):
+    def fail(name):
+        raise ImportError("no such kernel")
+
+    tuned.is_usable.cache_clear()
+    monkeypatch.setattr(tuned.importlib, "import_module", fail)
+    table = {Product(24, 40, False, "float32"): ((8, Choice("triton", FewRowsConfig())),)}
+    monkeypatch.setattr(tuned, "read_table", lambda kind: table)
+    x, weight = draw(np.random.default_rng(2), 3, 24, 40, False, jnp.float32)
+    for _ in range(2):
+        assert error(tuned.matmul(x, weight[1], stack=Stack(weight, 1)), exact(x, weight, False)) < 1e-6
+    assert [r.getMessage() for r in caplog.records] == [
+        "matmul: triton cannot be used, XLA multiplies instead: ImportError('no such kernel')"
+    ]
+    tuned.is_usable.cache_clear()
+
+
 def test_a_device_that_was_not_measured_has_an_empty_table_and_one_line_in_the_log(caplog):
     read_table.cache_clear()
     with caplog.at_level(logging.INFO):
@@ -75,6 +110,7 @@ def test_every_table_can_be_read():
 
 def test_the_tuned_version_multiplies_by_the_kernel_that_the_table_names(monkeypatch):
     calls = []
+    tuned.is_usable.cache_clear()
     few = FewRowsConfig(tile_in=32)
     table = {Product(24, 40, False, "float32"): ((2, Choice("triton", few)), (4, XLA), (8, Choice("triton", few)))}
     fake = type("Kernel", (), {"multiply": staticmethod(lambda *a, **k: calls.append(a[0]))})
@@ -132,3 +168,29 @@ def test_few_rows_are_multiplied_like_by_the_reference(rows, split, on_tensor_co
     with jax.default_matmul_precision("highest"):
         own = error(reference.matmul(x, weight[1], transposed=transposed), expected)
     assert error(out, expected) < max(1.5 * own, 1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "side_by_side", "layer"), [(64, True, 1), (256, False, jnp.int32(1))])
+def test_many_rows_are_multiplied_like_by_the_reference(rows, side_by_side, layer):
+    mosaic = importlib.import_module("jaxllm.kernels.matmul.mosaic")
+    if capability() != 90:
+        pytest.skip("Mosaic's product is for Hopper")
+    x, weight = draw(np.random.default_rng(rows), rows, 512, 1024, False, jnp.bfloat16)
+    config = MosaicConfig(tile_rows=64, tile_out=64, side_by_side=side_by_side)
+    out = jax.jit(lambda x, weight, layer: mosaic.multiply(config, x, Stack(weight, layer)))(x, weight, layer)
+    expected = exact(x, weight, False)
+    assert error(out, expected) < 1.5 * error(reference.matmul(x, weight[1]), expected)
+
+
+@pytest.mark.gpu
+def test_what_the_table_of_this_gpu_chooses_gives_what_the_reference_gives():
+    for product, rows in read_table(device_kind()).items():
+        for num_rows, best in rows:
+            rng = np.random.default_rng(num_rows)
+            x = jnp.asarray(rng.normal(size=(num_rows, product.inputs)), product.dtype)
+            weight = jnp.asarray(rng.normal(size=product[:2]).astype(np.float32), product.dtype)
+            weight = weight.T if product.transposed else weight
+            expected = reference.matmul(x, weight, transposed=product.transposed).astype(jnp.float32)
+            out = tuned.multiply(best, x, weight, transposed=product.transposed).astype(jnp.float32)
+            assert error(out, np.asarray(expected)) < 5e-3, (product, num_rows, best)
