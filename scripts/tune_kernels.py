@@ -124,10 +124,10 @@ def candidates(product: Product, num_rows: int) -> Iterator[Row]:
 
 
 def few_rows_configs(product: Product, num_rows: int) -> Iterator[FewRowsConfig]:
-    """Tiles, each with parts for two and for four programs on each of about 132 multiprocessors."""
+    """Tiles, each with parts for about two programs on each of 132 multiprocessors, and for four or for one."""
     # tile_in, tile_out, warps, stages, on tensor cores
     if num_rows > 16:
-        tiles = [(64, 128, 8, 4, True), (64, 64, 4, 5, True), (128, 64, 4, 4, True), (64, 256, 8, 4, True)]
+        tiles = [(64, 128, 8, 4, True), (64, 64, 4, 5, True), (128, 64, 4, 4, True)]
     elif product.transposed:
         tiles = [(128, 64, 4, 5, True), (64, 128, 4, 5, True), (256, 32, 4, 4, True), (128, 128, 8, 4, True)]
         tiles += [(64, 64, 4, 6, True)]
@@ -137,7 +137,7 @@ def few_rows_configs(product: Product, num_rows: int) -> Iterator[FewRowsConfig]
     if num_rows == 1:
         alone = [(512, 8), (256, 16), (1024, 8)] if product.transposed else [(64, 128), (32, 256), (32, 128)]
         tiles[1:1] = [(*tile, 4, 1, False) for tile in alone]
-    for programs in (264, 528, 132):
+    for programs in (264, 528 if num_rows <= 16 else 132):
         for tile in tiles:
             tile_in, tile_out, *_ = tile
             split = 1

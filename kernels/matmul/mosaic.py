@@ -3,11 +3,13 @@
 Knows the matrices of all layers as one array, and the number of the layer. Refuses to know when it is worth it.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas.ops.gpu.hopper_matmul_mgpu import MatmulDimension, TuningConfig, get_num_sms, kernel
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.matmul.choice import MosaicConfig, Stack
 
@@ -22,6 +24,14 @@ def multiply(
     """
     if transposed:
         raise ValueError("the Mosaic product takes no transposed matrix")
+    return _multiply(x, stack.matrices, jnp.asarray(stack.layer, jnp.int32).reshape(1), config=config)
+
+
+# Lowered once for all layers of a program: it takes a second or two.
+@functools.partial(jax.jit, static_argnames="config")
+def _multiply(
+    x: Float[Array, "T I"], matrices: Float[Array, "L I O"], layer: Int[Array, " 1"], config: MosaicConfig
+) -> Float[Array, "T O"]:
     tuning = TuningConfig(
         tile_m=config.tile_rows,
         tile_n=config.tile_out,
@@ -37,7 +47,7 @@ def multiply(
 
     multiply_all = plgpu.kernel(
         multiply_layer,
-        out_type=jax.ShapeDtypeStruct((x.shape[0], stack.matrices.shape[2]), x.dtype),
+        out_type=jax.ShapeDtypeStruct((x.shape[0], matrices.shape[2]), x.dtype),
         grid=(get_num_sms(),),
         grid_names=("cluster_grid",),
         cluster=(1,),
@@ -46,4 +56,4 @@ def multiply(
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
-    return multiply_all(x, stack.matrices, jnp.asarray(stack.layer, jnp.int32).reshape(1))
+    return multiply_all(x, matrices, layer)
