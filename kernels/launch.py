@@ -68,7 +68,7 @@ def capability() -> int:
 
 def device_kind() -> str:
     """The kind of the GPU that is traced for, as jax names it ("NVIDIA H200"); "" where there is none."""
-    traced_for = jax.sharding.get_abstract_mesh().abstract_device
+    traced_for = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     if traced_for is not None:
         return traced_for.device_kind
     try:

@@ -39,6 +39,7 @@ DTYPE = jnp.dtype(jnp.bfloat16)
 THREADS = 12  # compile at once
 DISTINCT_BYTES = 256 << 20  # of matrices that a program reads in turn: many times the L2 cache
 PROGRAM_BYTES = 1600 << 20  # and in all: about as long as a call of a program takes on the host, several times
+NUM_INPUTS = 11  # shares no divisor with a number of layers; each costs time on the host
 GAIN = 0.97  # another kernel must take less than that share of XLA's time
 MAX_ERROR = 1e-2  # relative to XLA's result
 FEW = 64  # rows up to which a product costs reading the weights; what reads it then sums its parts
@@ -179,9 +180,9 @@ def measure(rows: list[Row], last_compile: float, last: float, rounds: int) -> l
             continue
         if program is not None and time.perf_counter() < last:
             try:
-                row.micros, outcome = time_program(
-                    program, weights[row.product], draw_inputs(row.product, row.num_rows), rounds
-                )
+                arguments = (weights[row.product], draw_inputs(row.product, row.num_rows))
+                seconds, outcome = time_program(program, arguments, rounds)
+                row.micros = seconds / num_calls(row.product) * 1e6
                 row.error = compare(outcome, expected.setdefault((row.product, row.num_rows), outcome))
             except Exception as error:  # whatever one set of constants does, the others go on
                 row.note = first_line(error)
@@ -206,17 +207,24 @@ def compiler_options() -> dict[str, bool | str] | None:
 
 
 def program_of(row: Row) -> Callable:
-    """Multiplies with one layer after the other, each time other rows; few rows are read by something cheap."""
+    """Multiplies with one layer after the other, never at once; what few rows give is read by something cheap."""
 
     @jax.jit  # traced once, however often it is called
     def one(stacked: jax.Array, layer: jax.Array, weight: jax.Array, x: jax.Array) -> jax.Array:
-        stack = Stack(stacked, layer)
-        product = multiply(row.choice, x, weight, transposed=row.product.transposed, stack=stack)
-        return jax.nn.silu(product) if row.num_rows <= FEW else product
+        return multiply(row.choice, x, weight, transposed=row.product.transposed, stack=Stack(stacked, layer))
 
     def run(stacked: jax.Array, inputs: list[jax.Array]) -> list[jax.Array]:
-        layers = [n % len(stacked) for n in range(len(inputs))]
-        return [one(stacked, jnp.int32(layer), stacked[layer], x) for layer, x in zip(layers, inputs, strict=True)]
+        outcomes: list[jax.Array] = []
+        for n in range(num_calls(row.product)):
+            layer = n % len(stacked)
+            # Without a barrier XLA would merge products of the same rows, or of the same matrix.
+            x, *outcomes[-1:] = jax.lax.optimization_barrier((inputs[n % len(inputs)], *outcomes[-1:]))
+            product = one(stacked, jnp.int32(layer), stacked[layer], x)
+            if row.num_rows > FEW:
+                outcomes.append(product)
+            else:  # one result, as results cost time on the host
+                outcomes = [sum(outcomes, jax.nn.silu(product))]
+        return outcomes
 
     # A mesh, since Mosaic asks it for the number of multiprocessors.
     whole = PartitionSpec()
@@ -233,7 +241,7 @@ def num_layers(product: Product) -> int:
 
 
 def num_calls(product: Product) -> int:
-    """Calls of one program."""
+    """Calls of one program, no two of the same layer and the same rows."""
     return max(2, min(40, PROGRAM_BYTES // (product.inputs * product.outputs * DTYPE.itemsize)))
 
 
@@ -246,7 +254,7 @@ def abstract_arguments(row: Row) -> tuple[Any, Any]:
     sharding = NamedSharding(mesh(), PartitionSpec())
     x = jax.ShapeDtypeStruct((row.num_rows, row.product.inputs), DTYPE, sharding=sharding)
     stacked = jax.ShapeDtypeStruct(stacked_shape(row.product), DTYPE, sharding=sharding)
-    return stacked, [x] * num_calls(row.product)
+    return stacked, [x] * NUM_INPUTS
 
 
 def draw_weights(product: Product) -> jax.Array:
@@ -257,28 +265,26 @@ def draw_weights(product: Product) -> jax.Array:
 
 @functools.cache
 def draw_inputs(product: Product, num_rows: int) -> list[jax.Array]:
-    shape, keys = (num_rows, product.inputs), jax.random.split(jax.random.key(num_rows), num_calls(product))
-    drawn = jax.jit(lambda: [jax.random.normal(key, shape, DTYPE) for key in keys])()
+    shape = (NUM_INPUTS, num_rows, product.inputs)
+    drawn = jax.jit(lambda key: list(jax.random.normal(key, shape, DTYPE)))(jax.random.key(num_rows))
     return jax.device_put(drawn, NamedSharding(mesh(), PartitionSpec()))
 
 
-def time_program(
-    program: Compiled, stacked: jax.Array, inputs: list[jax.Array], rounds: int
-) -> tuple[float, np.ndarray]:
-    """Gives the microseconds of one product, the median over rounds of programs in a row, and the last outcome."""
-    outcome = jax.block_until_ready(program(stacked, inputs))
+def time_program(program: Compiled, arguments: tuple[Any, ...], rounds: int) -> tuple[float, np.ndarray]:
+    """Gives the seconds of a program, the median over rounds of several in a row, and its last outcome."""
+    outcome = jax.block_until_ready(program(*arguments))
     queued, times = 2, []
     for n in range(rounds + 1):
         begin = time.perf_counter()
         for _ in range(queued):
-            outcome = program(stacked, inputs)
+            outcome = program(*arguments)
         jax.block_until_ready(outcome)
         took = (time.perf_counter() - begin) / queued
         if n == 0:
             queued = max(2, min(20, int(4e-3 / took)))
         else:
             times.append(took)
-    return statistics.median(times) / len(inputs) * 1e6, np.asarray(outcome[-1], np.float32)
+    return statistics.median(times), np.asarray(outcome[-1], np.float32)
 
 
 def compare(found: np.ndarray, expected: np.ndarray) -> float:
