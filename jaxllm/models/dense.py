@@ -25,9 +25,10 @@ def make_dense_logits(program: DecoderProgram, kernels: Kernels, mesh: Mesh, rul
     arrays a gradient would be summed over all layers in each of them. Attention needs memory for S x S scores; shorter
     sequences are padded behind their end, where causality keeps the padding from changing anything.
     """
-    kernels = kernels._replace(kv_write=_keep, paged_attention=_attend, matmul=reference.matmul)
+    kernels = kernels._replace(kv_write=_keep, paged_attention=_attend)
     whole = PartitionSpec()
     specs = weights_tree({spec.path: rules.spec(*spec.stored_axes) for spec in program.params})
+    kernels = kernels._replace(matmul=reference.matmul)
 
     def logits(weights: Weights, token_BS: Int[Array, "B S"]) -> Float[Array, "B S V"]:
         return jax.lax.map(lambda token_S: _sequence(program, kernels, weights, token_S), token_BS)

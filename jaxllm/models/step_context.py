@@ -11,10 +11,10 @@ class Kernels(NamedTuple):
 
     paged_attention: Callable
     kv_write: Callable
-    matmul: Callable
     apply_rope: Callable
     rms_norm: Callable
     layer_norm: Callable
+    matmul: Callable
 
 
 class LayerPlace(NamedTuple):
