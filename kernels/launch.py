@@ -66,6 +66,17 @@ def capability() -> int:
     return int(major) * 10 + int(minor or 0)
 
 
+def device_kind() -> str:
+    """The kind of the GPU that is traced for, as jax names it ("NVIDIA H200"); "" where there is none."""
+    traced_for = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    if traced_for is not None:
+        return traced_for.device_kind
+    try:
+        return jax.devices("gpu")[0].device_kind
+    except RuntimeError:
+        return ""
+
+
 def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants) -> tuple[jax.Array, ...]:
     """Leaves it to jax-triton, which takes the first outputs for the kernel's own results: those in place come last."""
     jax_triton = importlib.import_module("jax_triton")  # of the extras for GPUs

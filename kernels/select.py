@@ -38,6 +38,10 @@ VERSIONS: dict[str, tuple[Version, ...]] = {
     ),
     "kv_write": (_triton("kv_write"), Version("reference", "jaxllm.kernels.kv_write.reference")),
     "rope_kv_write": (_triton("rope_kv_write"), Version("reference", "jaxllm.kernels.rope_kv_write.reference")),
+    "matmul": (
+        Version("tuned", "jaxllm.kernels.matmul.tuned", ("gpu",), ("triton", "jax_triton"), least_capability=80),
+        Version("reference", "jaxllm.kernels.matmul.reference"),
+    ),
     "apply_rope": (Version("reference", "jaxllm.kernels.rope.reference"),),
     "rms_norm": (Version("reference", "jaxllm.kernels.rms_norm.reference"),),
     "layer_norm": (Version("reference", "jaxllm.kernels.layer_norm.reference"),),

@@ -204,7 +204,7 @@ class Head(nnx.Module):
     def __call__(self, x_BD, embedding_VD, kernels: Kernels) -> Float[Array, "B V"]:
         cfg = self.cfg
         proj_VD = embedding_VD if cfg.tie_embeddings else self.proj[...]
-        logits_BV = jnp.einsum("BD,VD->BV", self.norm(x_BD, kernels), proj_VD).astype(jnp.float32)
+        logits_BV = kernels.matmul(self.norm(x_BD, kernels), proj_VD, transposed=True).astype(jnp.float32)
         logits_BV = _times(logits_BV, cfg.logit_scale)
         if cfg.final_softcap is not None:
             logits_BV = jnp.tanh(logits_BV / cfg.final_softcap) * cfg.final_softcap

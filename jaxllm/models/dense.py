@@ -1,7 +1,7 @@
 """The decoder over whole sequences without a cache, differentiable: for trainers and for tests. Runs no requests.
 
-It is the same decoder code as the engine's. Only two kernels are other ones: the keys and values that a layer would
-write to the cache stay with it, and attention sees them directly.
+It is the same decoder code as the engine's. Only three kernels are other ones: the keys and values that a layer would
+write to the cache stay with it, attention sees them directly, and products are XLA's, which it can differentiate.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.matmul import reference
 from jaxllm.kernels.rope_kv_write.reference import split_and_turn
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.models.decoder import Kernels, StepContext
@@ -28,6 +29,7 @@ def make_dense_logits(program: DecoderProgram, kernels: Kernels, mesh: Mesh, rul
     kernels = kernels._replace(rope_kv_write=_keep, paged_attention=_attend)
     whole = PartitionSpec()
     specs = weights_tree({spec.path: rules.spec(*spec.stored_axes) for spec in program.params})
+    kernels = kernels._replace(matmul=reference.matmul)
 
     def logits(weights: Weights, token_BS: Int[Array, "B S"]) -> Float[Array, "B S V"]:
         return jax.lax.map(lambda token_S: _sequence(program, kernels, weights, token_S), token_BS)

@@ -2,7 +2,8 @@
 
 `layer(x, kv, place, weights)` is written once, and driven by lax.scan (small programs, quick to compile) or by a Python
 loop. Weights are stacked over the layers (few argument leaves), or their matrices are separate arrays, of which a scan
-chooses (no copy on a CPU, where a slice of a stacked array is one). docs/adr/0003 has the measurements.
+chooses (no copy on a CPU, where a slice of a stacked array is one). docs/adr/0003 has the measurements. Where a kernel
+multiplies, it gets stacked matrices whole and finds the layer in them: a slice handed to it would be a copy.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -13,9 +14,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.matmul import reference
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Decoder
-from jaxllm.models.parameters import LayerChoice
+from jaxllm.models.parameters import LayerChoice, LayerMatrix
 from jaxllm.models.step_context import Kernels, LayerPlace, StepContext
 
 # {"embedding": {...}, "layers": {...}, "head": {...}}. A parameter of the layers is one stacked array, or
@@ -126,6 +128,7 @@ def run_layers(
             own = jax.tree.map(
                 lambda w, slice: LayerChoice(l, w) if _is_separate(w) else slice, layers, slices, is_leaf=_is_separate
             )
+            own = _with_kernel(program, kernels, layers, own, l)
             return layer(x_TD, kv, LayerPlace(**static, **place), own), None
 
         (x_TD, kv), _ = jax.lax.scan(scanned, (x_TD, kv), (jnp.arange(len(places), dtype=jnp.int32), traced, stacked))
@@ -135,8 +138,22 @@ def run_layers(
             own = layers[l]
         else:
             own = jax.tree.map(lambda w, l=l: w[l], layers, is_leaf=_is_separate)
+            own = _with_kernel(program, kernels, layers, own, l)
         x_TD, kv = layer(x_TD, kv, place, own)
     return x_TD, kv
+
+
+def _with_kernel(program: DecoderProgram, kernels: Kernels, layers: Any, own: Any, l: int | Int[Array, ""]) -> Any:
+    """Gives a layer's parameters, the stacked matrices with where they lie, for kernels that do not take slices."""
+    if kernels.matmul is reference.matmul:
+        return own
+    matrices = {s.path[1:] for s in program.params if s.path[0] == "layers" and s.role == "matrix" and s.num_layers}
+
+    def placed(path, w, slice):
+        is_stacked = not _is_separate(w) and tuple(key.key for key in path) in matrices
+        return LayerMatrix(slice, w, l, kernels.matmul) if is_stacked else slice
+
+    return jax.tree_util.tree_map_with_path(placed, layers, own, is_leaf=_is_separate)
 
 
 def _is_separate(weight: object) -> bool:

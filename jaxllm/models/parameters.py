@@ -3,11 +3,16 @@
 Every parameter is one line: its shape and its logical axes.
 """
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Int
 
+from jaxllm.kernels.matmul.choice import Stack
 from jaxllm.models.config import ModelConfig
 
 Axes = tuple[str | None, ...]
@@ -37,9 +42,32 @@ class LayerChoice:
         self.arrays = [arrays[l] for l in range(len(arrays))]
 
 
+class LayerMatrix(NamedTuple):
+    """The running layer's matrix, where it lies in the array of all layers, and the kernel that multiplies it there."""
+
+    slice: jax.Array
+    stacked: jax.Array
+    layer: int | Int[Array, ""]
+    matmul: Callable[..., jax.Array]
+
+
 def product(subscripts: str, x: jax.Array, param: nnx.Param) -> jax.Array:
-    """The einsum of x and a weight. Of a LayerChoice the running layer's branch multiplies, and no weight is copied."""
+    """The einsum of x and a weight, whose first axes are the last of x.
+
+    Of a LayerChoice the running layer's branch multiplies, of a LayerMatrix its kernel, and no weight is copied.
+    """
     weight = param.get_value()
+    if isinstance(weight, LayerMatrix):
+        return _multiply_in_place(x, weight)
     if not isinstance(weight, LayerChoice):
         return jnp.einsum(subscripts, x, weight)
     return jax.lax.switch(weight.layer, [lambda x, w=w: jnp.einsum(subscripts, x, w) for w in weight.arrays], x)
+
+
+def _multiply_in_place(x: jax.Array, weight: LayerMatrix) -> jax.Array:
+    shape = weight.slice.shape
+    inputs, outputs = math.prod(shape[: x.ndim - 1]), shape[x.ndim - 1 :]
+    flat = (inputs, math.prod(outputs))
+    stack = Stack(weight.stacked.reshape(-1, *flat), weight.layer)
+    out_TO = weight.matmul(x.reshape(-1, inputs), weight.slice.reshape(flat), stack=stack)
+    return out_TO.reshape(-1, *outputs)

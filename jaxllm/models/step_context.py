@@ -14,6 +14,7 @@ class Kernels(NamedTuple):
     rms_norm: Callable
     layer_norm: Callable
     choose: Callable
+    matmul: Callable
 
 
 class LayerPlace(NamedTuple):

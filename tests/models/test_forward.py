@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
+from jaxllm.kernels.matmul import reference
 from jaxllm.kernels.select import select
 from jaxllm.mesh.build import build_mesh
 from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
@@ -60,12 +61,12 @@ def empty_cache(cfg, num_blocks=40):
     return jnp.zeros(shape)
 
 
-def forward(program):
+def forward(program, kernels=KERNELS):
     """Jits the model over a 1x1 mesh, as a step does: (weights, kv, tokens, step) -> (logits [T, V], kv)."""
 
     def logits(weights, kv, token_T, step):
-        hidden_TD, kv = run_layers(program, KERNELS, weights, kv, token_T, step)
-        return project(program, KERNELS, weights, hidden_TD), kv
+        hidden_TD, kv = run_layers(program, kernels, weights, kv, token_T, step)
+        return project(program, kernels, weights, hidden_TD), kv
 
     whole = PartitionSpec()
     return jax.jit(jax.shard_map(logits, mesh=build_mesh(), in_specs=whole, out_specs=whole, check_vma=False))
@@ -92,6 +93,28 @@ def test_all_ways_to_drive_the_layers_give_the_golden_logits(model, case):
         logits, kv = forward(other)(theirs, empty_cache(cfg), prompt, step)
         np.testing.assert_allclose(logits, scanned, atol=1e-4, rtol=1e-4)
         np.testing.assert_allclose(kv, scanned_kv, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_a_kernel_multiplies_every_matrix_where_it_lies_among_those_of_all_layers(model, case):
+    calls = []
+
+    def multiply(x, weight, *, transposed=False, stack=None):
+        calls.append((x.shape[0], weight.shape, transposed, stack is None))
+        return reference.matmul(x, weight if stack is None else stack.matrices[stack.layer], transposed=transposed)
+
+    _, program, weights = model
+    cfg, prompt = program.cfg, jnp.asarray(case["prompt_ids"])
+    step = step_context(cfg, 0, len(prompt))
+    for loop, num_traced in (("scan", 1), ("unroll", cfg.num_layers)):
+        calls.clear()
+        run = forward(program._replace(loop=loop), KERNELS._replace(matmul=multiply))
+        logits, _ = run(weights, empty_cache(cfg), prompt, step)
+        np.testing.assert_allclose(logits[-1], case["logits_first"], atol=1e-3, rtol=1e-3)
+        D, F, H = cfg.d_model, cfg.d_ff, cfg.head_dim
+        qkv, attended = (cfg.num_q_heads + 2 * cfg.num_kv_heads) * H, cfg.num_q_heads * H
+        layer = [(33, shape, False, False) for shape in ((D, qkv), (attended, D), (D, 2 * F), (F, D))]
+        assert calls == [*layer * num_traced, (33, (cfg.vocab_size, D), True, True)]
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)

@@ -1,0 +1,1 @@
+"""Products of a step's rows with a weight matrix of one layer."""
