@@ -66,6 +66,14 @@ def capability() -> int:
     return int(major) * 10 + int(minor or 0)
 
 
+def num_multiprocessors() -> int:
+    """Of the first GPU; 132 (an H100 or H200) where programs are compiled without a GPU."""
+    try:
+        return int(jax.devices("gpu")[0].core_count)
+    except (RuntimeError, AttributeError):
+        return 132
+
+
 def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants) -> tuple[jax.Array, ...]:
     jax_triton = importlib.import_module("jax_triton")  # of the extras for GPUs
     return tuple(
