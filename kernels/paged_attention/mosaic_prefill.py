@@ -1,4 +1,4 @@
-"""Attention of requests with many new tokens for Hopper, in Pallas Mosaic GPU: tiles of new tokens over the paged context.
+"""Attention of requests with many new tokens in Pallas Mosaic GPU, for Hopper: tiles of new tokens over paged keys.
 
 Knows one layer's queries, the block table and a list of tiles. Refuses to know which requests take another kernel.
 
@@ -23,6 +23,8 @@ from jaxllm.kernels.launch import num_multiprocessors
 
 ROWS = 64  # of one warpgroup's matrix product
 ALIGNMENT = 8  # tokens: rows of a swizzle, which a copy cannot begin within
+BLOCK_SIZES = (16, 32, 64, 128)  # a page is copied whole, and a tile of keys holds whole pages
+HEAD_DIMS = (64, 128)
 LOG2_E = math.log2(math.e)
 
 
@@ -77,6 +79,30 @@ def heads_at_once(group: int) -> int:
     return math.gcd(group, ROWS // ALIGNMENT)
 
 
+def find_obstacle(
+    num_tokens: int, head_dim: int, block_size: int, dtype: jnp.dtype, cache_dtype: jnp.dtype
+) -> str | None:
+    """Says in a few words why the kernel does not take a batch of these sizes and types; None where it does."""
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it multiplies bfloat16 and float16, not {jnp.dtype(dtype).name}"
+    if cache_dtype != dtype:
+        return f"the cache is {jnp.dtype(cache_dtype).name}, the queries are {jnp.dtype(dtype).name}"
+    if head_dim not in HEAD_DIMS:
+        return f"the head size is {head_dim}, not one of {_join(HEAD_DIMS)}"
+    if block_size not in BLOCK_SIZES:
+        return f"the block size is {block_size}, not one of {_join(BLOCK_SIZES)}"
+    if num_tokens % ALIGNMENT:
+        return f"the batch's {num_tokens} tokens are no multiple of {ALIGNMENT}"
+    return None
+
+
+def choose_config(head_dim: int) -> MosaicConfig:
+    """Constants whose buffers fit the 227 KiB of shared memory of a block."""
+    return MosaicConfig(num_buffers=4 if head_dim <= 64 else 2)
+
+
+# A model's layers share what is traced and lowered here: seconds for each.
+@functools.partial(jax.jit, static_argnames=("scale", "softcap", "config", "interpret"))
 def prefill(
     query: Float[Array, "T N H"],
     kv_cache: Float[Array, "L P 2 K C H"],
@@ -248,7 +274,6 @@ def _load(
 
     def drain(use, _):
         wait_until_free(use)
-        return None
 
     lax.fori_loop(jnp.maximum(done - num_buffers, 0), done, drain, None)
     for warpgroup in range(2):
@@ -412,6 +437,9 @@ def _write(sizes: Sizes, item: Item, warpgroup, out_RH, out_ref, whole_ref, row_
             for h in range(sizes.heads):
                 row = row_ref.at[pl.ds(h * sizes.tokens + t, 1)]
                 plgpu.copy_smem_to_gmem(row, out_ref.at[pl.ds(token + t, 1), item.head + h])
-            return None
 
         lax.fori_loop(begin, end, copy_token, None)
+
+
+def _join(sizes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sizes))

@@ -55,7 +55,7 @@ def attend(
     prefill: Callable = triton_prefill.prefill,
     align: int = 1,
 ) -> Float[Array, "T N H"]:
-    """The same with the constants for few and for many new tokens given, and the kernel for many with its tiles' alignment.
+    """The same with the constants for few and for many new tokens given, the kernel for many, and its tiles' alignment.
 
     In a mixed batch (T != B) the tiles are computed first, and the chunks add their rows to the same array.
     """
