@@ -10,7 +10,7 @@ them with `wgmma`, one in its softmax while the other multiplies (Shah et al., 2
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -146,11 +146,11 @@ def prefill(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
         scratch_types={
-            "q_s": rows(transforms=swizzled),
-            "out_s": rows(transforms=swizzled),
-            "row_s": rows(),
-            "k_s": keys,
-            "v_s": keys,
+            "q": rows(transforms=swizzled),
+            "k": keys,
+            "v": keys,
+            "out": rows(transforms=swizzled),
+            "row": rows(),
             "q_full": plgpu.Barrier(num_arrivals=sizes.heads, num_barriers=2),
             "q_free": plgpu.Barrier(num_barriers=2),
             "k_full": plgpu.Barrier(num_arrivals=sizes.pages, num_barriers=config.num_buffers),
@@ -164,19 +164,54 @@ def prefill(
     return run(query, pages, block_table, tiles, context_len, layer_1, window_1, used_1)
 
 
+class Given(NamedTuple):
+    """What the kernel is called with, and its result, in device memory."""
+
+    query: Any
+    pages: Any
+    block_table: Any
+    tiles: Any
+    context_len: Any
+    layer: Any
+    window: Any
+    num_tiles: Any
+    out: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory: queries, keys and values, rows on their way out, and the barriers.
+
+    A buffer is full when its copies have arrived, and free when those who read it are done.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    row: Any
+    q_full: Any
+    q_free: Any
+    k_full: Any
+    v_full: Any
+    k_free: Any
+    v_free: Any
+    turn: Any
+
+
 def _prefill_tiles(sizes: Sizes, *refs, **scratch) -> None:
     """Divides the work among the three warpgroups."""
+    given, shared = Given(*refs), Shared(**scratch)
     warpgroup = lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < 2)
     def _():
         plgpu.set_max_registers(232, action="increase")
-        _compute(sizes, warpgroup, *refs, **scratch)
+        _compute(sizes, warpgroup, given, shared)
 
     @pl.when(warpgroup == 2)
     def _():
         plgpu.set_max_registers(40, action="decrease")
-        _load(sizes, *refs, **scratch)
+        _load(sizes, given, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +231,14 @@ class Item:
     last: jax.Array
 
 
-def _count_items(sizes: Sizes, used_ref) -> tuple[jax.Array, Any]:
+def _count_items(sizes: Sizes, num_tiles) -> tuple[jax.Array, Any]:
     """Gives this block's number of items and the function from its own counter to the item's number.
 
     The items are in descending order of length; a block takes its turn first in one round and last in the next, so
     that all get about the same.
     """
     block = lax.axis_index("block")
-    num_items = used_ref[0] * (sizes.N // sizes.heads)
+    num_items = num_tiles[0] * (sizes.N // sizes.heads)
     num_blocks = jnp.int32(sizes.num_blocks)
 
     def number(n):
@@ -214,92 +249,100 @@ def _count_items(sizes: Sizes, used_ref) -> tuple[jax.Array, Any]:
     return rounds + (number(rounds) < num_items).astype(jnp.int32), number
 
 
-def _describe(sizes: Sizes, number: jax.Array, tile_ref, window_ref) -> Item:
+def _describe(sizes: Sizes, number: jax.Array, given: Given) -> Item:
     per_tile = jnp.int32(sizes.N // sizes.heads)
     tile = lax.div(number, per_tile)
     head = lax.rem(number, per_tile) * sizes.heads
-    request, token, num_tokens, position = (tile_ref[tile, field] for field in range(4))
+    request, token, num_tokens, position = (given.tiles[tile, field] for field in range(4))
     begin = token & (ALIGNMENT - 1)
     last = lax.div(jnp.maximum(position + num_tokens, 0) + (sizes.tile_keys - 1), jnp.int32(sizes.tile_keys))
     first = jnp.int32(0)
     if sizes.has_window:
-        first = lax.div(jnp.maximum(position - window_ref[0] + 1, 0), jnp.int32(sizes.tile_keys))
+        first = lax.div(jnp.maximum(position - given.window[0] + 1, 0), jnp.int32(sizes.tile_keys))
         first = jnp.minimum(first, last)
     return Item(request, token - begin, begin, begin + num_tokens, position - begin, head, first, last)
 
 
-def _load(
-    sizes: Sizes, q_ref, kv_ref, table_ref, tile_ref, context_ref, layer_ref, window_ref, used_ref, out_ref,
-    *, q_s, out_s, row_s, k_s, v_s, q_full, q_free, k_full, v_full, k_free, v_free, turn,
-) -> None:  # fmt: skip
+def _load(sizes: Sizes, given: Given, shared: Shared) -> None:
     """Copies each item's queries, and the pages of its keys and values as buffers become free."""
     num_buffers = jnp.int32(sizes.num_buffers)
-    num_items, number = _count_items(sizes, used_ref)
-    layer_page = layer_ref[0] * sizes.P
+    num_items, number = _count_items(sizes, given.num_tiles)
+    layer_page = given.layer[0] * sizes.P
 
-    def wait_until_free(use):
-        slot = lax.rem(use, num_buffers)
-        plgpu.barrier_wait(k_free.at[slot])
-        plgpu.barrier_wait(v_free.at[slot])
+    def wait_until_free(free, use):
+        plgpu.barrier_wait(free.at[lax.rem(use, num_buffers)])
 
     def load_item(n, done):
-        item = _describe(sizes, number(n), tile_ref, window_ref)
+        item = _describe(sizes, number(n), given)
         kv_head = lax.div(item.head, jnp.int32(sizes.N // sizes.K))
 
-        def load_keys(i, use):
-            slot = lax.rem(use, num_buffers)
+        def find_pages(i):
             # Columns behind the table's end hold no key that anyone sees.
             columns = [jnp.minimum(i * sizes.pages + p, sizes.M - 1) for p in range(sizes.pages)]
-            rows = [(layer_page + table_ref[item.request, column]) * (2 * sizes.K) + kv_head for column in columns]
-            pl.when(use >= num_buffers)(lambda: wait_until_free(use - num_buffers))
-            for buffer, full, offset in ((k_s, k_full, 0), (v_s, v_full, sizes.K)):
-                for p, row in enumerate(rows):
-                    page = buffer.at[slot, pl.ds(p * sizes.C, sizes.C)]
-                    plgpu.copy_gmem_to_smem(kv_ref.at[row + offset], page, full.at[slot])
+            blocks = [given.block_table[item.request, column] for column in columns]
+            return [(layer_page + block) * (2 * sizes.K) + kv_head for block in blocks]
+
+        def load(pages, buffer, full, free, use):
+            slot = lax.rem(use, num_buffers)
+            pl.when(use >= num_buffers)(lambda: wait_until_free(free, use - num_buffers))
+            for p, page in enumerate(pages):
+                place = buffer.at[slot, pl.ds(p * sizes.C, sizes.C)]
+                plgpu.copy_gmem_to_smem(given.pages.at[page], place, full.at[slot])
+
+        def load_keys(pages, use):
+            load(pages, shared.k, shared.k_full, shared.k_free, use)
+
+        def load_values(pages, use):
+            load([page + sizes.K for page in pages], shared.v, shared.v_full, shared.v_free, use)
+
+        def load_turn(i, use):
+            pages = find_pages(i)
+            load_keys(pages, use)
+            load_values(pages, use)
             return use + 1
 
-        # The first keys' buffer is free before the queries' is: the last item still uses those.
-        begun = jnp.minimum(item.first + 1, item.last)
-        done = lax.fori_loop(item.first, begun, load_keys, done)
+        # A buffer for the first keys is free before that for the queries: the last item still uses those.
+        has_keys = item.first < item.last
+        pages = find_pages(item.first)
+        pl.when(has_keys)(lambda: load_keys(pages, done))
         for warpgroup in range(2):
-            pl.when(n > 0)(functools.partial(plgpu.barrier_wait, q_free.at[warpgroup]))
+            pl.when(n > 0)(functools.partial(plgpu.barrier_wait, shared.q_free.at[warpgroup]))
             # Behind the last token of all come zeros.
             tokens = pl.ds(pl.multiple_of(item.token + warpgroup * sizes.tokens, ALIGNMENT), sizes.tokens)
             for h in range(sizes.heads):
-                rows = q_s.at[warpgroup, pl.ds(h * sizes.tokens, sizes.tokens)]
-                plgpu.copy_gmem_to_smem(q_ref.at[tokens, item.head + h], rows, q_full.at[warpgroup])
-        return lax.fori_loop(begun, item.last, load_keys, done)
+                rows = shared.q.at[warpgroup, pl.ds(h * sizes.tokens, sizes.tokens)]
+                plgpu.copy_gmem_to_smem(given.query.at[tokens, item.head + h], rows, shared.q_full.at[warpgroup])
+        pl.when(has_keys)(lambda: load_values(pages, done))
+        return lax.fori_loop(item.first + 1, item.last, load_turn, done + has_keys.astype(jnp.int32))
 
     done = lax.fori_loop(jnp.int32(0), num_items, load_item, jnp.int32(0))
 
     def drain(use, _):
-        wait_until_free(use)
+        wait_until_free(shared.k_free, use)
+        wait_until_free(shared.v_free, use)
 
     lax.fori_loop(jnp.maximum(done - num_buffers, 0), done, drain, None)
     for warpgroup in range(2):
-        pl.when(num_items > 0)(functools.partial(plgpu.barrier_wait, q_free.at[warpgroup]))
+        pl.when(num_items > 0)(functools.partial(plgpu.barrier_wait, shared.q_free.at[warpgroup]))
 
 
-def _compute(
-    sizes: Sizes, warpgroup, q_ref, kv_ref, table_ref, tile_ref, context_ref, layer_ref, window_ref, used_ref, out_ref,
-    *, q_s, out_s, row_s, k_s, v_s, q_full, q_free, k_full, v_full, k_free, v_free, turn,
-) -> None:  # fmt: skip
+def _compute(sizes: Sizes, warpgroup, given: Given, shared: Shared) -> None:
     """Attends to each item's keys with this warpgroup's half of its tokens, and writes the outcome."""
     num_buffers = jnp.int32(sizes.num_buffers)
-    num_items, number = _count_items(sizes, used_ref)
-    own_q, own_q_free = q_s.at[warpgroup], q_free.at[warpgroup]
+    num_items, number = _count_items(sizes, given.num_tiles)
+    own_q, own_q_free = shared.q.at[warpgroup], shared.q_free.at[warpgroup]
     tile = (ROWS, sizes.tile_keys)
     row_layout = plgpu.Layout.WGMMA.reduce(1)
     to_log2 = LOG2_E * (sizes.scale if sizes.softcap is None else 1.0)
 
     def take_turn():
-        plgpu.barrier_arrive(turn)
-        plgpu.barrier_wait(turn)
+        plgpu.barrier_arrive(shared.turn)
+        plgpu.barrier_wait(shared.turn)
 
     def attend_item(n, done):
-        item = _describe(sizes, number(n), tile_ref, window_ref)
+        item = _describe(sizes, number(n), given)
         position = item.position + warpgroup * sizes.tokens
-        context = context_ref[item.request]
+        context = given.context_len[item.request]
 
         def attend_keys(i, carry, is_causal, is_windowed):
             acc_RH, best_R, total_R = carry
@@ -307,12 +350,12 @@ def _compute(
             slot = lax.rem(use, num_buffers)
 
             def multiply_keys(score_ref):
-                plgpu.wgmma(score_ref, own_q, k_s.at[slot].transpose((1, 0)))
+                plgpu.wgmma(score_ref, own_q, shared.k.at[slot].transpose((1, 0)))
                 take_turn()
                 return score_ref[...]
 
             score_RX = pl.run_scoped(multiply_keys, plgpu.ACC(tile, jnp.float32))
-            plgpu.barrier_arrive(k_free.at[slot])
+            plgpu.barrier_arrive(shared.k_free.at[slot])
             pl.when(i == item.last - 1)(functools.partial(plgpu.barrier_arrive, own_q_free))
             if sizes.softcap is not None:
                 # tanh(x) = 1 - 2 / (exp(2 x) + 1), in base 2; it is right for infinite exponentials too.
@@ -326,7 +369,7 @@ def _compute(
                 if is_causal:
                     score_RX = jnp.where(behind_RX >= 0, score_RX, -jnp.inf)
                 if is_windowed:
-                    score_RX = jnp.where(behind_RX < window_ref[0], score_RX, -jnp.inf)
+                    score_RX = jnp.where(behind_RX < given.window[0], score_RX, -jnp.inf)
             new_best_R = jnp.maximum(best_R, score_RX.max(axis=1) * to_log2)
             anchor_R = new_best_R
             if sizes.has_window:  # a row may have seen nothing yet
@@ -335,25 +378,25 @@ def _compute(
             weight_RX = jnp.exp2(score_RX * to_log2 - lax.broadcast_in_dim(anchor_R, tile, [0]))
             acc_RH = acc_RH * lax.broadcast_in_dim(shrink_R, acc_RH.shape, [0])
             total_R = total_R * shrink_R + weight_RX.sum(axis=1)
-            cast_RX = weight_RX.astype(q_ref.dtype)
+            cast_RX = weight_RX.astype(given.query.dtype)
             acc_RH, total_R, new_best_R, cast_RX = lax.optimization_barrier((acc_RH, total_R, new_best_R, cast_RX))
-            plgpu.barrier_arrive(turn)
-            plgpu.barrier_wait(v_full.at[slot])
+            plgpu.barrier_arrive(shared.turn)
+            plgpu.barrier_wait(shared.v_full.at[slot])
             if is_causal:
-                _clear_unused(sizes, v_s.at[slot], context - i * sizes.tile_keys)
-            plgpu.barrier_wait(turn)
-            has_next, next_full = i + 1 < item.last, k_full.at[lax.rem(use + 1, num_buffers)]
+                _clear_unused(sizes, shared.v.at[slot], context - i * sizes.tile_keys)
+            plgpu.barrier_wait(shared.turn)
+            has_next, next_full = i + 1 < item.last, shared.k_full.at[lax.rem(use + 1, num_buffers)]
 
             def add_values(acc_ref):
-                plgpu.wgmma(acc_ref, cast_RX, v_s.at[slot])
+                plgpu.wgmma(acc_ref, cast_RX, shared.v.at[slot])
                 pl.when(has_next)(functools.partial(plgpu.barrier_wait, next_full))
 
             if sizes.is_interpreted:  # the interpreter has no wgmma with an operand in registers
                 pl.when(has_next)(functools.partial(plgpu.barrier_wait, next_full))
-                acc_RH += jnp.dot(cast_RX, v_s[slot], preferred_element_type=jnp.float32)
+                acc_RH += jnp.dot(cast_RX, shared.v[slot], preferred_element_type=jnp.float32)
             else:
                 acc_RH = pl.run_state(add_values)(plgpu.ACC.init(acc_RH))
-            plgpu.barrier_arrive(v_free.at[slot])
+            plgpu.barrier_arrive(shared.v_free.at[slot])
             return acc_RH, new_best_R, total_R
 
         carry = (
@@ -361,11 +404,11 @@ def _compute(
             plgpu.layout_cast(jnp.full((ROWS,), -jnp.inf, jnp.float32), row_layout),
             plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), row_layout),
         )
-        plgpu.barrier_wait(q_full.at[warpgroup])
+        plgpu.barrier_wait(shared.q_full.at[warpgroup])
 
         @pl.when(item.first < item.last)
         def _():
-            plgpu.barrier_wait(k_full.at[lax.rem(done, num_buffers)])
+            plgpu.barrier_wait(shared.k_full.at[lax.rem(done, num_buffers)])
 
         @pl.when(item.first == item.last)
         def _():
@@ -375,7 +418,7 @@ def _compute(
         # All rows see the keys of the turns clear:causal; those before and behind need a look at each row.
         clear, causal = item.first, lax.div(jnp.maximum(position + 1, 0), jnp.int32(sizes.tile_keys))
         if sizes.has_window:
-            oldest = jnp.maximum(position + sizes.tokens - window_ref[0], 0)
+            oldest = jnp.maximum(position + sizes.tokens - given.window[0], 0)
             clear = jnp.minimum(lax.div(oldest + (sizes.tile_keys - 1), jnp.int32(sizes.tile_keys)), item.last)
             clear = jnp.maximum(clear, item.first)
         causal = jnp.maximum(jnp.minimum(causal, item.last), clear)
@@ -387,8 +430,8 @@ def _compute(
         acc_RH, _, total_R = lax.fori_loop(causal, item.last, end, carry)
         pl.when(warpgroup == 0)(take_turn)
         total_R = jnp.where(total_R == 0.0, 1.0, total_R)
-        out_RH = (acc_RH / lax.broadcast_in_dim(total_R, acc_RH.shape, [0])).astype(q_ref.dtype)
-        _write(sizes, item, warpgroup, out_RH, out_ref, out_s.at[warpgroup], row_s.at[warpgroup])
+        out_RH = (acc_RH / lax.broadcast_in_dim(total_R, acc_RH.shape, [0])).astype(given.query.dtype)
+        _write(sizes, item, warpgroup, out_RH, given.out, shared.out.at[warpgroup], shared.row.at[warpgroup])
         return done + item.last - item.first
 
     lax.fori_loop(jnp.int32(0), num_items, attend_item, jnp.int32(0))

@@ -109,9 +109,29 @@ def test_in_a_scan_over_the_layers_equals_layer_by_layer():
         query = attend(query, kv_cache, 0, table, start, length)
         return attend(query, kv_cache, 1, table, start, length, window=50)
 
-    kv_cache = jnp.nan_to_num(kv_cache)  # layer 0 has no keys at all
+    kv_cache = jnp.stack([kv_cache[1] * 0.7, kv_cache[1]])  # layer 0 has no keys at all
     one, other = (np.asarray(run(query, kv_cache)[: sum(new)], np.float32) for run in (scanned, unrolled))
     np.testing.assert_allclose(one, other, atol=2e-2)
+
+
+@pytest.mark.interpreter
+def test_batches_that_mosaic_does_not_take_go_to_triton_with_one_line(monkeypatch, caplog):
+    version = importlib.import_module("jaxllm.kernels.paged_attention.mosaic")
+    monkeypatch.setattr(version.triton, "paged_attention", lambda *_, **__: "triton")
+    version._log_once.cache_clear()
+
+    def attend(num_tokens, head_dim, num_requests=2):
+        query, kv_cache = jnp.zeros((num_tokens, 4, head_dim)), jnp.zeros((1, 2, 2, 2, 16, head_dim))
+        table, length = jnp.zeros((num_requests, 1), jnp.int32), jnp.zeros(num_requests, jnp.int32)
+        start = jnp.arange(num_requests + 1)
+        arrays = (array.astype(jnp.bfloat16) for array in (query, kv_cache))
+        return version.paged_attention(*arrays, 0, table, start, length, scale=1.0)
+
+    assert attend(512, 80) == attend(1024, 80) == attend(256, 80, num_requests=256) == attend(128, 128) == "triton"
+    (warning,) = caplog.records
+    assert warning.getMessage() == (
+        "paged_attention: mosaic leaves many new tokens to triton: the head size is 80, not one of 64, 128"
+    )
 
 
 def test_sizes_and_types_that_the_kernel_is_not_made_for_are_named():
