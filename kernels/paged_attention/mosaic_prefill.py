@@ -354,7 +354,7 @@ def _compute(sizes: Sizes, warpgroup, given: Given, shared: Shared) -> None:
                 take_turn()
                 return score_ref[...]
 
-            score_RX = pl.run_scoped(multiply_keys, plgpu.ACC(tile, jnp.float32))
+            score_RX = pl.run_scoped(multiply_keys, plgpu.WGMMAAccumulatorRef(tile, jnp.float32))
             plgpu.barrier_arrive(shared.k_free.at[slot])
             pl.when(i == item.last - 1)(functools.partial(plgpu.barrier_arrive, own_q_free))
             if sizes.softcap is not None:
@@ -395,7 +395,7 @@ def _compute(sizes: Sizes, warpgroup, given: Given, shared: Shared) -> None:
                 pl.when(has_next)(functools.partial(plgpu.barrier_wait, next_full))
                 acc_RH += jnp.dot(cast_RX, shared.v[slot], preferred_element_type=jnp.float32)
             else:
-                acc_RH = pl.run_state(add_values)(plgpu.ACC.init(acc_RH))
+                acc_RH = pl.run_state(add_values)(plgpu.WGMMAAccumulatorRef.init(acc_RH))
             plgpu.barrier_arrive(shared.v_free.at[slot])
             return acc_RH, new_best_R, total_R
 

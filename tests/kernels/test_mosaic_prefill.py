@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,13 +136,16 @@ def test_batches_that_mosaic_does_not_take_go_to_triton_with_one_line(monkeypatc
 
 
 def test_sizes_and_types_that_the_kernel_is_not_made_for_are_named():
-    fitting = {"num_tokens": 512, "head_dim": 128, "block_size": 16, "dtype": jnp.bfloat16, "cache_dtype": jnp.bfloat16}
-    assert find_obstacle(**fitting) is None
-    assert find_obstacle(**fitting | {"head_dim": 80}) == "the head size is 80, not one of 64, 128"
-    assert find_obstacle(**fitting | {"block_size": 8}) == "the block size is 8, not one of 16, 32, 64, 128"
-    assert find_obstacle(**fitting | {"num_tokens": 300}) == "the batch's 300 tokens are no multiple of 8"
-    assert "float32" in str(find_obstacle(**fitting | {"dtype": jnp.float32}))
-    assert "float8_e4m3fn" in str(find_obstacle(**fitting | {"cache_dtype": jnp.float8_e4m3fn}))
+    def refuse(**other):
+        sizes: dict[str, Any] = {"num_tokens": 512, "head_dim": 128, "block_size": 16}
+        return find_obstacle(**sizes | {"dtype": jnp.bfloat16, "cache_dtype": jnp.bfloat16} | other)
+
+    assert refuse() is None
+    assert refuse(head_dim=80) == "the head size is 80, not one of 64, 128"
+    assert refuse(block_size=8) == "the block size is 8, not one of 16, 32, 64, 128"
+    assert refuse(num_tokens=300) == "the batch's 300 tokens are no multiple of 8"
+    assert "float32" in str(refuse(dtype=jnp.float32))
+    assert "float8_e4m3fn" in str(refuse(cache_dtype=jnp.float8_e4m3fn))
 
 
 @pytest.mark.parametrize(("group", "tokens"), [(1, 128), (2, 64), (3, 128), (4, 32), (7, 128), (8, 16), (12, 32)])
@@ -171,7 +175,7 @@ def draw(rng, new, context, heads, head_dim, block_size, dtype):
     is_key = used[None, :, None, None, :, None] & (np.arange(2) == 1)[:, None, None, None, None, None]
     kv_cache = jnp.where(is_key, kv_cache, jnp.nan).astype(dtype)
     start = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
-    return query, kv_cache, jnp.int32(1), table, start, np.asarray(context, np.int32)
+    return query, kv_cache, jnp.int32(1), jnp.asarray(table), jnp.asarray(start), jnp.asarray(context, jnp.int32)
 
 
 def exact(inputs):
