@@ -132,7 +132,7 @@ def prefill(
     layer_1 = jnp.asarray(layer, jnp.int32).reshape(1)
     window_1 = layer_1 if window is None else jnp.asarray(window, jnp.int32).reshape(1)
     used_1 = (tiles[:, 0] >= 0).sum(dtype=jnp.int32).reshape(1)
-    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
     rows = functools.partial(plgpu.SMEM, (2, ROWS, H), query.dtype)
     keys = plgpu.SMEM((config.num_buffers, config.tile_keys, H), query.dtype, transforms=swizzled)
     run = plgpu.kernel(
