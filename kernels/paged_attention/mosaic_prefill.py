@@ -365,7 +365,7 @@ def _compute(sizes: Sizes, warpgroup, given: Given, shared: Shared) -> None:
                 row_RX = plgpu.broadcasted_iota(jnp.int32, tile, 0, layout=plgpu.Layout.WGMMA)
                 key_RX = plgpu.broadcasted_iota(jnp.int32, tile, 1, layout=plgpu.Layout.WGMMA)
                 # How far behind the row's token the key is.
-                behind_RX = (row_RX & (sizes.tokens - 1)) - key_RX + (position - i * sizes.tile_keys)
+                behind_RX = (row_RX & (sizes.tokens - 1)) + (position - i * sizes.tile_keys) - key_RX
                 if is_causal:
                     score_RX = jnp.where(behind_RX >= 0, score_RX, -jnp.inf)
                 if is_windowed:
