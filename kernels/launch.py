@@ -77,6 +77,14 @@ def device_kind() -> str:
         return ""
 
 
+def num_multiprocessors() -> int:
+    """Of the first GPU; 132 (an H100 or H200) where programs are compiled without a GPU."""
+    try:
+        return int(jax.devices("gpu")[0].core_count)
+    except (RuntimeError, AttributeError):
+        return 132
+
+
 def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants) -> tuple[jax.Array, ...]:
     """Leaves it to jax-triton, which takes the first outputs for the kernel's own results: those in place come last."""
     jax_triton = importlib.import_module("jax_triton")  # of the extras for GPUs

@@ -15,7 +15,7 @@ class Version:
     """One implementation of an operation: where it lives, and which platforms can run it ("" is any).
 
     It is passed over where one of the modules that it `requires` cannot be imported, and on GPUs of a lower compute
-    capability (times ten) than the least.
+    capability (times ten) than the least or a higher one than the most (0: any).
     """
 
     name: str
@@ -23,6 +23,7 @@ class Version:
     platforms: tuple[str, ...] = ("",)
     requires: tuple[str, ...] = ()
     least_capability: int = 0
+    most_capability: int = 0
 
 
 def _triton(operation: str) -> Version:
@@ -33,6 +34,14 @@ def _triton(operation: str) -> Version:
 # Best first. A GPU version is one more line here and one more file beside the reference.
 VERSIONS: dict[str, tuple[Version, ...]] = {
     "paged_attention": (
+        Version(
+            "mosaic",
+            "jaxllm.kernels.paged_attention.mosaic",
+            ("gpu",),
+            requires=("triton", "jax_triton", "jax.experimental.pallas.mosaic_gpu"),
+            least_capability=90,
+            most_capability=90,
+        ),
         _triton("paged_attention"),
         Version("reference", "jaxllm.kernels.paged_attention.reference"),
     ),
@@ -75,6 +84,8 @@ def find_obstacle(version: Version) -> str | None:
     """Says in one line why the version cannot be used on this machine; None where it can."""
     if version.least_capability and capability() < version.least_capability:
         return f"it needs compute capability {version.least_capability / 10}, the GPU has {capability() / 10}"
+    if version.most_capability and capability() > version.most_capability:
+        return f"it is made for compute capability {version.most_capability / 10}, the GPU has {capability() / 10}"
     for module in version.requires:
         try:
             importlib.import_module(module)

@@ -28,9 +28,12 @@ import numpy as np
 from jax.stages import Compiled
 
 from jaxllm.kernels.e4m3.reference import E4M3, narrow
+from jaxllm.kernels.launch import capability
 from jaxllm.kernels.matmul import reference as xla_gemm
 from jaxllm.kernels.matmul import tuned
 from jaxllm.kernels.matmul.choice import Stack
+from jaxllm.kernels.paged_attention import mosaic
+from jaxllm.kernels.paged_attention.mosaic_prefill import MosaicConfig, choose_config
 from jaxllm.kernels.paged_attention.triton import attend
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
 from jaxllm.kernels.rope_kv_write.triton import RopeConfig, turn_and_write
@@ -72,14 +75,15 @@ class Case:
 
 @dataclass(slots=True)
 class Row:
-    """One set of constants in one case."""
+    """One set of constants of one version in one case."""
 
     case: str
+    version: str
     config: str
     micros: float | None = None
     rate: str = ""
     share: float | None = None
-    error: float | None = None  # relative, against the default constants
+    error: float | None = None  # relative, against the first constants
     note: str = ""
     seconds: list[float] = field(default_factory=list)
 
@@ -148,12 +152,15 @@ def attention_cases(shrink: int) -> list[Case]:
             ("64x128 on 2000", even(64, 128), tuple(n + 2000 // shrink for n in even(64, 128))),
         ):
             cases.append(Case(f"prefill {name}, block {block_size}", new, context, block_size, 6))
+    cases.append(Case("prefill 1x8192, block 128", even(1, 8192), even(1, 8192), 128, 6))
+    # The smallest batch that takes the kernel for large prefill.
+    cases.append(Case("prefill 1x256 on 3840, block 16", even(1, 256), even(1, 4096), 16, 12))
     return cases
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """A case with its constants to try, the default first, and the programs that time them."""
+    """A case with its constants to try, the default of each version first, and the programs that time them."""
 
     name: str
     configs: list[Any]
@@ -162,11 +169,13 @@ class Runs:
     calls: int
     cost: Callable[[Ceilings], tuple[float, float, str]]  # amount of a call, the ceiling of its rate, its unit
     donates: bool = False
+    num_defaults: int = 1
 
 
 def attention_runs(case: Case) -> Runs:
     few, many = decode_config(H, DTYPE, case.cache_dtype), prefill_config(H, DTYPE, case.cache_dtype)
-    configs: list[DecodeConfig | PrefillConfig]
+    configs: list[DecodeConfig | PrefillConfig | MosaicConfig]
+    num_defaults = 1
     if case.is_decode:
         tiles = [
             (64, 4, 3),
@@ -189,14 +198,20 @@ def attention_runs(case: Case) -> Runs:
         tiles = [(128, 128, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3), (64, 128, 4, 3)]
         tiles += [(128, 32, 8, 4), (256, 64, 8, 3), (64, 64, 4, 4), (64, 128, 8, 3), (128, 64, 8, 2), (64, 32, 4, 4)]
         configs = [many, *(PrefillConfig(*tile) for tile in tiles)]
+        if capability() == 90:  # the Mosaic version is for Hopper alone
+            configs = [choose_config(H), many, MosaicConfig(64, 4), MosaicConfig(64, 3), *configs]
+            num_defaults = 2
 
     def program(config):
         constants = (config, many) if isinstance(config, DecodeConfig) else (few, config)
+        attend_with = functools.partial(attend, *constants)
+        if isinstance(config, MosaicConfig):
+            attend_with = functools.partial(mosaic.attend, config)
 
         def run(query, kv_cache, table, start, length):
             # Each call's queries are the last one's result: none can begin before the other ends.
             for layer in range(case.calls):
-                query = attend(*constants, query, kv_cache, layer, table, start, length, SCALE)
+                query = attend_with(query, kv_cache, layer, table, start, length, SCALE)
             return query
 
         return run
@@ -206,7 +221,8 @@ def attention_runs(case: Case) -> Runs:
             return case.num_bytes, ceilings.copy, "TB/s"
         return case.num_flops, ceilings.matmul, "TFLOP/s"
 
-    return Runs(case.name, unique(configs), functools.partial(attention_inputs, case), program, case.calls, cost)
+    make = functools.partial(attention_inputs, case)
+    return Runs(case.name, unique(configs), make, program, case.calls, cost, num_defaults=num_defaults)
 
 
 def attention_inputs(case: Case) -> tuple[jax.Array, ...]:
@@ -420,13 +436,14 @@ def measure(run: Runs, ceilings: Ceilings, sweep: bool, until: float, rounds: in
     """Gives the rows of a case, printing each; constants that do not compile or run get a note instead of a time."""
     arrays = run.make()
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays)
-    configs = run.configs if sweep else run.configs[:1]
+    configs = run.configs if sweep else run.configs[: run.num_defaults]
     expected: np.ndarray | None = None
     with ThreadPoolExecutor(THREADS) as pool:
-        limits = [math.inf, *itertools.repeat(until, len(configs) - 1)]  # the default is always tried
+        # The defaults are always tried.
+        limits = [*[math.inf] * run.num_defaults, *[until] * (len(configs) - run.num_defaults)]
         programs = [pool.submit(compile_program, run, *pair, shapes) for pair in zip(configs, limits, strict=True)]
         for config, future in zip(configs, programs, strict=True):
-            row = Row(run.name, show(config))
+            row = Row(run.name, "mosaic" if isinstance(config, MosaicConfig) else "triton", show(config))
             try:
                 compiled = future.result()
                 if compiled is None:
@@ -501,15 +518,19 @@ def unique(configs: list) -> list:
     return list(dict.fromkeys(configs))
 
 
-def show(config: DecodeConfig | PrefillConfig | RopeConfig | SampleConfig | Plain | Multiplier) -> str:
+type Config = DecodeConfig | PrefillConfig | MosaicConfig | RopeConfig | SampleConfig | Plain | Multiplier
+
+
+def show(config: Config) -> str:
     return ", ".join(f"{name.name} {getattr(config, name.name)}" for name in dataclasses.fields(config))
 
 
 def line(row: Row) -> str:
     if row.micros is None:
-        return f"| {row.case:28} | {row.note} | {row.config} |"
+        return f"| {row.case:28} | {row.version} | {row.note} | {row.config} |"
     error = "" if row.error is None else f"{row.error:.1e}"
-    return f"| {row.case:28} | {row.micros:8.1f} us | {row.rate:>12} | {row.share:6.1%} | {error} | {row.config} |"
+    speed = f"{row.micros:8.1f} us | {row.rate:>12} | {row.share:6.1%}"
+    return f"| {row.case:28} | {row.version} | {speed} | {error} | {row.config} |"
 
 
 def save(path: Path, ceilings: Ceilings, rows: list[Row]) -> None:

@@ -3,12 +3,21 @@
 Knows the same as the reference. Refuses to know how a kernel works.
 """
 
+from collections.abc import Callable
+from typing import Protocol
+
 import jax
 from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.paged_attention import triton_decode, triton_prefill
-from jaxllm.kernels.paged_attention.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
+from jaxllm.kernels.paged_attention.tuning import DecodeConfig, decode_config, prefill_config
 from jaxllm.kernels.paged_attention.work_list import list_chunks, list_tiles
+
+
+class ConfigForMany(Protocol):
+    """Constants of a kernel for many new tokens."""
+
+    def tile_tokens(self, group: int) -> int: ...
 
 
 def paged_attention(
@@ -33,7 +42,7 @@ def paged_attention(
 
 def attend(
     few: DecodeConfig,
-    many: PrefillConfig,
+    many: ConfigForMany,
     query: Float[Array, "T N H"],
     kv_cache: Float[Array, "L P 2 K C H"],
     layer: int | Int[Array, ""],
@@ -44,8 +53,10 @@ def attend(
     *,
     window: int | Int[Array, ""] | None = None,
     softcap: float | None = None,
+    prefill: Callable = triton_prefill.prefill,
+    align: int = 1,
 ) -> Float[Array, "T N H"]:
-    """The same with the constants for few and for many new tokens given.
+    """The same with the constants for few and for many new tokens given, the kernel for many, and its tiles' alignment.
 
     In a mixed batch (T != B) the tiles are computed first, and the chunks add their rows to the same array.
     """
@@ -69,8 +80,8 @@ def attend(
     attended_TNH: jax.Array | None = None
     if not is_decode:
         tile = many.tile_tokens(N // K)
-        tiles = list_tiles(query_start, context_len, window, T, min_new=max_new + 1, tile=tile)
-        attended_TNH = triton_prefill.prefill(*arguments, tiles, **options, config=many)
+        tiles = list_tiles(query_start, context_len, window, T, min_new=max_new + 1, tile=tile, align=align)
+        attended_TNH = prefill(*arguments, tiles, **options, config=many)
     return triton_decode.decode(
         *arguments, query_start, context_len, chunks, max_new=max_new, **options, config=few, out=attended_TNH
     )

@@ -75,8 +75,11 @@ def list_tiles(
     *,
     min_new: int,
     tile: int,
+    align: int = 1,
 ) -> Int[Array, "W 4"]:
     """Cuts the tokens of requests that bring at least min_new into tiles: request, first token, tokens, position.
+
+    A request's tiles but the first begin at multiples of `align` among all tokens; its first spans a multiple less.
 
     The position is that of the first token in its request. The padding tokens behind the last request are cut likewise;
     their position is such that they see no key: they have to be written, with anything finite.
@@ -86,12 +89,15 @@ def list_tiles(
     new_R = start_R[1:] - start_R[:-1]
     position_R = jnp.concatenate([context_len, jnp.full(1, -num_tokens, context_len.dtype)]) - new_R
     padding_R = jnp.arange(B + 1) == B
-    count_R = jnp.where((new_R >= min_new) | padding_R, _ceil(new_R, tile), 0)
+    before_R = start_R[:-1] % align
+    taken_R = ((new_R >= min_new) | padding_R) & (new_R > 0)
+    count_R = jnp.where(taken_R, _ceil(before_R + new_R, tile), 0)
     end_R = jnp.cumsum(count_R)
-    row_W = jnp.arange(num_tokens // tile + B + 1, dtype=jnp.int32)
+    row_W = jnp.arange((num_tokens + (align - 1) * (B + 1)) // tile + B + 1, dtype=jnp.int32)
     request_W = jnp.minimum((row_W[:, None] >= end_R).sum(1).astype(jnp.int32), B)
-    offset_W = (row_W - (end_R - count_R)[request_W]) * tile
-    left_W = jnp.clip(new_R[request_W] - offset_W, 0, tile)
+    aligned_W = (row_W - (end_R - count_R)[request_W]) * tile - before_R[request_W]
+    offset_W = jnp.maximum(aligned_W, 0)
+    left_W = jnp.clip(jnp.minimum(new_R[request_W], aligned_W + tile) - offset_W, 0, tile)
     position_W = position_R[request_W] + offset_W
     used_W = row_W < end_R[-1]
     keys_W = jnp.maximum(position_W + left_W, 0)

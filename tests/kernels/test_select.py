@@ -79,3 +79,13 @@ def test_a_version_that_needs_a_newer_card_is_passed_over_with_one_line(monkeypa
     assert "needs compute capability 8.0, the GPU has 7.5" in caplog.text
     monkeypatch.setattr(select_module, "capability", lambda: 89)
     assert select("sqrt", platform="gpu").__module__ == "math"
+
+
+def test_a_version_made_for_one_kind_of_card_is_passed_over_on_newer_ones(monkeypatch, caplog):
+    monkeypatch.setattr(select_module, "capability", lambda: 100)
+    fast = Version("fast", "math", ("gpu",), least_capability=90, most_capability=90)
+    monkeypatch.setitem(select_module.VERSIONS, "sqrt", (fast, Version("slow", "cmath")))
+    assert select("sqrt", platform="gpu").__module__ == "cmath"
+    assert "is made for compute capability 9.0, the GPU has 10.0" in caplog.text
+    monkeypatch.setattr(select_module, "capability", lambda: 90)
+    assert select("sqrt", platform="gpu").__module__ == "math"

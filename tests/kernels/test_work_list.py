@@ -10,7 +10,7 @@ B, T, UNIT, MIN_CHUNK, NUM_EXTRA, TILE = 6, 50, 16, 32, 9, 4
 compiled_chunks = jax.jit(
     list_chunks, static_argnames=("max_new", "all_rows", "unit", "min_chunk", "num_extra"), inline=True
 )
-compiled_tiles = jax.jit(list_tiles, static_argnums=3, static_argnames=("min_new", "tile"))
+compiled_tiles = jax.jit(list_tiles, static_argnums=3, static_argnames=("min_new", "tile", "align"))
 
 
 def draw_batch(data):
@@ -85,13 +85,16 @@ def test_tiles_cover_each_token_of_long_rows_and_of_the_padding_once(data):
     query_start, context_len = draw_batch(data)
     new = np.diff(query_start)
     window = data.draw(st.sampled_from([1, 20, 1 << 30]), label="window")
-    rows = np.asarray(compiled_tiles(query_start, context_len, jnp.int32(window), T, min_new=3, tile=TILE))
+    align = data.draw(st.sampled_from([1, 4]), label="align")
+    rows = compiled_tiles(query_start, context_len, jnp.int32(window), T, min_new=3, tile=TILE, align=align)
+    rows = np.asarray(rows)
     used = rows[rows[:, 0] >= 0]
     assert (rows[len(used) :, 0] == -1).all(), "unused rows come last"
     seen = np.zeros(T, int)
     keys = []
     for b, first, count, position in used:
-        assert 1 <= count <= TILE
+        assert 1 <= count <= TILE - first % align
+        assert first % align == 0 or first == query_start[b] or first == query_start[-1]
         seen[first : first + count] += 1
         keys.append(max(0, min(position + count, window + TILE)))
         if first >= query_start[-1]:
