@@ -75,8 +75,8 @@ class TurnedConfig:
     cluster: int = 1  # blocks that share the rows they read
 
     def takes(self, product: Product, num_rows: int) -> bool:
-        """Rows by eight, whole turns and parts, of 16-bit numbers."""
-        is_whole = num_rows % 8 == 0 and product.inputs % (self.tile_in * self.split) == 0 and product.outputs % 8 == 0
+        """Rows by 8 and outputs by 64, as they lie in shared memory, whole turns and parts, of 16-bit numbers."""
+        is_whole = num_rows % 8 == 0 and product.outputs % 64 == 0 and product.inputs % (self.tile_in * self.split) == 0
         return is_whole and product.dtype in ("bfloat16", "float16")
 
 
