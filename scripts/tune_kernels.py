@@ -58,6 +58,7 @@ DISTINCT_BYTES = 256 << 20  # of matrices that a program reads in turn: many tim
 PROGRAM_BYTES = 1000 << 20  # and in all: about as long as a call of a program takes on the host, several times
 NUM_INPUTS = 3  # each costs time on the host
 DRAWN = (1 << 24) + 43  # random numbers that fill the matrices, over and over
+PATIENCE = 10  # seconds for one row; a process that takes longer has hung
 GAIN = 0.97  # another kernel must take less than that share of XLA's time
 MAX_ERROR = 1e-2  # relative to XLA's result
 COMPARED = 37  # every so manieth output is compared; a kernel's tiles are wider
@@ -262,30 +263,32 @@ def measure(
         here, there = context.Pipe()
         process = context.Process(target=work, args=(there, others, deadlines, rounds), daemon=True)
         process.start()
+        there.close()  # so that the end of the process is seen
         workers.append((process, here))
     with ThreadPoolExecutor(2) as pool:  # XLA tunes one product at a time
         own = [[row for row in rows if row.choice == XLA and row.is_tuned == is_tuned] for is_tuned in (True, False)]
         compiled = pool.map(lambda part: [(row, compile_row(row, deadlines[0])) for row in part], own)
         programs = [pair for part in compiled for pair in part]
     for _, connection in workers:
-        receive(connection, deadlines[1])
+        receive(connection, deadlines[0] + PATIENCE)
     ceilings = measure_ceilings()
     expected: dict[tuple[Product, int], np.ndarray] = {}
-    measured = time_programs(programs, expected, deadlines[1], rounds)
+    measured = list(time_programs(programs, expected, deadlines[1], rounds))
     for process, connection in workers:
         try:
             connection.send(expected)
-            measured += receive(connection, deadlines[1]) or []
+            while (row := receive(connection, time.time() + PATIENCE)) is not None:
+                measured.append(row)
         except OSError as error:  # one that died; the others go on
             print(first_line(error))
-        process.terminate()
+        process.kill()  # one that hangs, too
     return measured, ceilings
 
 
 def receive(connection: Connection, last: float) -> Any:
     """What a worker sends in time; None where it does not."""
     try:
-        return connection.recv() if connection.poll(max(0.0, last + 5 - time.time())) else None
+        return connection.recv() if connection.poll(max(0.0, last - time.time())) else None
     except EOFError:
         return None
 
@@ -294,7 +297,9 @@ def work(connection: Connection, rows: list[Row], deadlines: tuple[float, float]
     """Compiles rows, waits for its turn on the GPU, and times them."""
     programs = [(row, compile_row(row, deadlines[0])) for row in rows]
     connection.send(sum(program is not None for _, program in programs))
-    connection.send(time_programs(programs, connection.recv(), deadlines[1], rounds))
+    for row in time_programs(programs, connection.recv(), deadlines[1], rounds):
+        connection.send(row)
+    connection.send(None)
 
 
 def time_programs(
@@ -302,9 +307,8 @@ def time_programs(
     expected: dict[tuple[Product, int], np.ndarray],
     last: float,
     rounds: int,
-) -> list[Row]:
+) -> Iterator[Row]:
     """Gives the rows that have a time or a note; what XLA's products are is added to what is expected."""
-    measured = []
     for row, program in sorted(programs, key=lambda pair: pair[0].product):
         if program is not None and time.time() < last:
             try:
@@ -316,8 +320,7 @@ def time_programs(
             except Exception as error:  # whatever one set of constants does, the others go on
                 row.note = first_line(error)
         if row.micros is not None or row.note:
-            measured.append(row)
-    return measured
+            yield row
 
 
 def compile_row(row: Row, last: float) -> Compiled | None:
