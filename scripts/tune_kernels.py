@@ -269,15 +269,14 @@ def measure(
         own = [[row for row in rows if row.choice == XLA and row.is_tuned == is_tuned] for is_tuned in (True, False)]
         compiled = pool.map(lambda part: [(row, compile_row(row, deadlines[0])) for row in part], own)
         programs = [pair for part in compiled for pair in part]
-    for _, connection in workers:
-        receive(connection, deadlines[0] + PATIENCE)
+    ready = [receive(connection, deadlines[0] + 2 * PATIENCE) for _, connection in workers]
     ceilings = measure_ceilings()
     expected: dict[tuple[Product, int], np.ndarray] = {}
     measured = list(time_programs(programs, expected, deadlines[1], rounds))
-    for process, connection in workers:
+    for (process, connection), num_programs in zip(workers, ready, strict=True):
         try:
             connection.send(expected)
-            while (row := receive(connection, time.time() + PATIENCE)) is not None:
+            while num_programs is not None and (row := receive(connection, time.time() + PATIENCE)) is not None:
                 measured.append(row)
         except OSError as error:  # one that died; the others go on
             print(first_line(error))
