@@ -31,6 +31,12 @@ def _triton(operation: str) -> Version:
     return Version("triton", module, ("gpu",), requires=("triton", "jax_triton"), least_capability=80)
 
 
+def _fused(operation: str) -> tuple[Version, ...]:
+    folder = "jaxllm.kernels.fused_linear"
+    tuned = Version("tuned", f"{folder}.tuned", ("gpu",), ("triton", "jax_triton"), least_capability=80)
+    return tuned, Version("reference", f"{folder}.reference")
+
+
 # Best first. A GPU version is one more line here and one more file beside the reference.
 VERSIONS: dict[str, tuple[Version, ...]] = {
     "paged_attention": (
@@ -51,6 +57,7 @@ VERSIONS: dict[str, tuple[Version, ...]] = {
         Version("tuned", "jaxllm.kernels.matmul.tuned", ("gpu",), ("triton", "jax_triton"), least_capability=80),
         Version("reference", "jaxllm.kernels.matmul.reference"),
     ),
+    **{operation: _fused(operation) for operation in ("norm_linear", "norm_gated_linear", "linear_add")},
     "apply_rope": (Version("reference", "jaxllm.kernels.rope.reference"),),
     "rms_norm": (Version("reference", "jaxllm.kernels.rms_norm.reference"),),
     "layer_norm": (Version("reference", "jaxllm.kernels.layer_norm.reference"),),

@@ -4,24 +4,18 @@ Every parameter is one line: its shape and its logical axes. Everything else a l
 Axes: T tokens, D model, N query heads, K KV heads, G = N / K, H head size, F feed-forward, V vocabulary.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxllm.kernels.fused_linear.reference import ACTIVATIONS
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.norms import Norm, head_norm, model_norm
-from jaxllm.models.parameters import bias, product, weight
+from jaxllm.models.linear import Residual, linear_add, norm_gated_linear, norm_linear
+from jaxllm.models.norms import NoNorm, Norm, head_norm, model_norm
+from jaxllm.models.parameters import bias, in_place, times, weight
 from jaxllm.models.step_context import Kernels, LayerPlace, StepContext
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-}
 
 
 class Attention(nnx.Module):
@@ -43,9 +37,19 @@ class Attention(nnx.Module):
         self.k_norm = head_norm(cfg, K, "kv_heads")
         self.cfg = cfg
 
-    def __call__(self, x_TD, kv, place: LayerPlace, step: StepContext, kernels: Kernels):
+    def __call__(
+        self,
+        x_TD,
+        norm: Norm | NoNorm,
+        residual: Residual | None,
+        kv,
+        place: LayerPlace,
+        step: StepContext,
+        kernels: Kernels,
+    ):
         cfg = self.cfg
-        qkv_TKJH, fused = self._prepared(product("TD,DKJH->TKJH", x_TD, self.qkv_proj), step, kernels)
+        qkv_TKJH = norm_linear("TD,DKJH->TKJH", x_TD, norm, self.qkv_proj, kernels)
+        qkv_TKJH, fused = self._prepared(qkv_TKJH, step, kernels)
         q_TNH, kv = kernels.rope_kv_write(
             kv,
             place.slot,
@@ -67,22 +71,22 @@ class Attention(nnx.Module):
             window=place.window,
             softcap=cfg.attention_softcap,
         )
-        out_TD = jax.lax.psum(product("TNH,NHD->TD", attended_TNH, self.o_proj), "tensor")
-        return (out_TD + self.o_bias[...] if cfg.o_bias else out_TD), kv
+        o_bias = self.o_bias[...] if cfg.o_bias else None
+        return linear_add("TNH,NHD->TD", attended_TNH, self.o_proj, o_bias, residual, kernels), kv
 
     def _prepared(self, qkv_TKJH, step: StepContext, kernels: Kernels) -> tuple[Any, dict[str, Any]]:
         """Does what the fused operation cannot do; the rest, bias and plain head norms, goes along as its options."""
         cfg = self.cfg
-        fused: dict[str, Any] = {"bias": self.qkv_bias[...]} if cfg.qkv_bias else {}
+        fused = {"bias": self.qkv_bias} if cfg.qkv_bias else {}
         q_norm, k_norm = self.q_norm, self.k_norm
         is_plain = cfg.qk_norm == "head" and cfg.norm == "rms" and not cfg.rope_interleaved
         if is_plain and isinstance(q_norm, Norm) and isinstance(k_norm, Norm):
-            norms = {"q_norm": q_norm.scale[...], "k_norm": k_norm.scale[...]}
-            return qkv_TKJH, fused | norms | {"eps": cfg.norm_eps, "norm_offset": cfg.norm_offset}
+            params = in_place(**fused, q_norm=q_norm.scale, k_norm=k_norm.scale)
+            return qkv_TKJH, params | {"eps": cfg.norm_eps, "norm_offset": cfg.norm_offset}
         if cfg.qk_norm is None and not cfg.rope_interleaved:
-            return qkv_TKJH, fused
-        if fused:
-            qkv_TKJH = qkv_TKJH + fused["bias"]
+            return qkv_TKJH, in_place(**fused)
+        if cfg.qkv_bias:
+            qkv_TKJH = qkv_TKJH + self.qkv_bias[...]
         T, K = qkv_TKJH.shape[:2]
         q_TNH = self.q_norm(qkv_TKJH[:, :, :-2].reshape(T, -1, cfg.head_dim), kernels)
         k_TKH = self.k_norm(qkv_TKJH[:, :, -2], kernels)
@@ -111,13 +115,11 @@ class GatedMLP(nnx.Module):
             self.down_bias = bias((D,), ("embed",), cfg)
         self.cfg = cfg
 
-    def __call__(self, x_TD):
-        gate_up_T2F = product("TD,DiF->TiF", x_TD, self.gate_up_proj)
-        if self.cfg.mlp_bias:
-            gate_up_T2F = gate_up_T2F + self.gate_up_bias[...]
-        hidden_TF = ACTIVATIONS[self.cfg.activation](gate_up_T2F[:, 0]) * gate_up_T2F[:, 1]
-        out_TD = jax.lax.psum(product("TF,FD->TD", hidden_TF, self.down_proj), "tensor")
-        return out_TD + self.down_bias[...] if self.cfg.mlp_bias else out_TD
+    def __call__(self, x_TD, norm: Norm | NoNorm, residual: Residual | None, kernels: Kernels):
+        cfg = self.cfg
+        gate_up_bias, down_bias = (self.gate_up_bias[...], self.down_bias[...]) if cfg.mlp_bias else (None, None)
+        hidden_TF = norm_gated_linear(x_TD, norm, self.gate_up_proj, gate_up_bias, cfg.activation, kernels)
+        return linear_add("TF,FD->TD", hidden_TF, self.down_proj, down_bias, residual, kernels)
 
 
 class PlainMLP(nnx.Module):
@@ -132,11 +134,12 @@ class PlainMLP(nnx.Module):
             self.down_bias = bias((D,), ("embed",), cfg)
         self.cfg = cfg
 
-    def __call__(self, x_TD):
-        up_TF = product("TD,DF->TF", x_TD, self.up_proj)
-        hidden_TF = ACTIVATIONS[self.cfg.activation](up_TF + self.up_bias[...] if self.cfg.mlp_bias else up_TF)
-        out_TD = jax.lax.psum(product("TF,FD->TD", hidden_TF, self.down_proj), "tensor")
-        return out_TD + self.down_bias[...] if self.cfg.mlp_bias else out_TD
+    def __call__(self, x_TD, norm: Norm | NoNorm, residual: Residual | None, kernels: Kernels):
+        cfg = self.cfg
+        up_TF = norm_linear("TD,DF->TF", x_TD, norm, self.up_proj, kernels)
+        hidden_TF = ACTIVATIONS[cfg.activation](up_TF + self.up_bias[...] if cfg.mlp_bias else up_TF)
+        down_bias = self.down_bias[...] if cfg.mlp_bias else None
+        return linear_add("TF,FD->TD", hidden_TF, self.down_proj, down_bias, residual, kernels)
 
 
 def _mlp(cfg: ModelConfig, rngs: nnx.Rngs) -> GatedMLP | PlainMLP:
@@ -156,10 +159,10 @@ class DecoderLayer(nnx.Module):
         self.cfg = cfg
 
     def __call__(self, x_TD, kv, place: LayerPlace, step: StepContext, kernels: Kernels):
-        out_TD, kv = self.attention(self.attention_norm(x_TD, kernels), kv, place, step, kernels)
-        x_TD = x_TD + _times(self.post_attention_norm(out_TD, kernels), self.cfg.residual_scale)
-        out_TD = self.mlp(self.mlp_norm(x_TD, kernels))
-        return x_TD + _times(self.post_mlp_norm(out_TD, kernels), self.cfg.residual_scale), kv
+        residual = Residual(x_TD, self.post_attention_norm, self.cfg.residual_scale)
+        x_TD, kv = self.attention(x_TD, self.attention_norm, residual, kv, place, step, kernels)
+        residual = Residual(x_TD, self.post_mlp_norm, self.cfg.residual_scale)
+        return self.mlp(x_TD, self.mlp_norm, residual, kernels), kv
 
 
 class ParallelLayer(nnx.Module):
@@ -172,13 +175,9 @@ class ParallelLayer(nnx.Module):
         self.cfg = cfg
 
     def __call__(self, x_TD, kv, place: LayerPlace, step: StepContext, kernels: Kernels):
-        normed_TD = self.attention_norm(x_TD, kernels)
-        out_TD, kv = self.attention(normed_TD, kv, place, step, kernels)
-        return x_TD + _times(out_TD + self.mlp(normed_TD), self.cfg.residual_scale), kv
-
-
-def _times(x, scale: float):
-    return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+        norm = self.attention_norm
+        attended_TD, kv = self.attention(x_TD, norm, None, kv, place, step, kernels)
+        return x_TD + times(attended_TD + self.mlp(x_TD, norm, None, kernels), self.cfg.residual_scale), kv
 
 
 class Embedding(nnx.Module):
@@ -189,7 +188,7 @@ class Embedding(nnx.Module):
         self.cfg = cfg
 
     def __call__(self, token_T):
-        return _times(self.tokens[...][token_T], self.cfg.embed_scale)
+        return times(self.tokens[...][token_T], self.cfg.embed_scale)
 
 
 class Head(nnx.Module):
@@ -205,7 +204,7 @@ class Head(nnx.Module):
         cfg = self.cfg
         proj_VD = embedding_VD if cfg.tie_embeddings else self.proj[...]
         logits_BV = kernels.matmul(self.norm(x_BD, kernels), proj_VD, transposed=True).astype(jnp.float32)
-        logits_BV = _times(logits_BV, cfg.logit_scale)
+        logits_BV = times(logits_BV, cfg.logit_scale)
         if cfg.final_softcap is not None:
             logits_BV = jnp.tanh(logits_BV / cfg.final_softcap) * cfg.final_softcap
         return logits_BV

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxllm.kernels.matmul import reference
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.decoder import Decoder
-from jaxllm.models.parameters import LayerChoice, LayerMatrix
+from jaxllm.models.parameters import LayerChoice, LayerMatrix, LayerVector
 from jaxllm.models.step_context import Kernels, LayerPlace, StepContext
 
 # {"embedding": {...}, "layers": {...}, "head": {...}}. A parameter of the layers is one stacked array, or
@@ -144,14 +144,16 @@ def run_layers(
 
 
 def _with_kernel(program: DecoderProgram, kernels: Kernels, layers: Any, own: Any, l: int | Int[Array, ""]) -> Any:
-    """Gives a layer's parameters, the stacked matrices with where they lie, for kernels that do not take slices."""
+    """Gives a layer's parameters, the stacked ones with where they lie, for kernels that do not take slices."""
     if kernels.matmul is reference.matmul:
         return own
-    matrices = {s.path[1:] for s in program.params if s.path[0] == "layers" and s.role == "matrix" and s.num_layers}
+    roles = {s.path[1:]: s.role for s in program.params if s.path[0] == "layers" and s.num_layers}
 
     def placed(path, w, slice):
-        is_stacked = not _is_separate(w) and tuple(key.key for key in path) in matrices
-        return LayerMatrix(slice, w, l, kernels.matmul) if is_stacked else slice
+        role = None if _is_separate(w) else roles.get(tuple(key.key for key in path))
+        if role == "matrix":
+            return LayerMatrix(slice, w, l, kernels.matmul)
+        return slice if role is None else LayerVector(slice, w, l)
 
     return jax.tree_util.tree_map_with_path(placed, layers, own, is_leaf=_is_separate)
 

@@ -5,7 +5,7 @@ Every parameter is one line: its shape and its logical axes.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,30 @@ class LayerMatrix(NamedTuple):
     stacked: jax.Array
     layer: int | Int[Array, ""]
     matmul: Callable[..., jax.Array]
+
+
+class LayerVector:
+    """The running layer's scales or biases, and where they lie in the array of all layers."""
+
+    def __init__(self, slice: jax.Array, stacked: jax.Array, layer: int | Int[Array, ""]):
+        self.slice, self.stacked, self.layer = slice, stacked, layer
+
+    def __getitem__(self, key: Any) -> jax.Array:
+        return self.slice[key]
+
+
+def in_place(**params: nnx.Param) -> dict[str, Any]:
+    """Parameters by name, as operands of a kernel: those of all layers and `param_layer`, or the layer's own."""
+    values = {name: param.get_value() for name, param in params.items()}
+    vectors = [value for value in values.values() if isinstance(value, LayerVector)]
+    if not vectors:
+        return values
+    return {name: value.stacked for name, value in values.items()} | {"param_layer": vectors[0].layer}
+
+
+def times(x: jax.Array, scale: float) -> jax.Array:
+    """Scales by a constant, in x's type."""
+    return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
 
 def product(subscripts: str, x: jax.Array, param: nnx.Param) -> jax.Array:

@@ -15,6 +15,9 @@ class Kernels(NamedTuple):
     layer_norm: Callable
     choose: Callable
     matmul: Callable
+    norm_linear: Callable
+    norm_gated_linear: Callable
+    linear_add: Callable
 
 
 class LayerPlace(NamedTuple):

@@ -17,9 +17,10 @@ def rope_kv_write(
     block: Int[Array, " T"],
     offset: Int[Array, " T"],
     *,
-    bias: Float[Array, "K J H"] | None = None,
-    q_norm: Float[Array, " H"] | None = None,
-    k_norm: Float[Array, " H"] | None = None,
+    bias: Float[Array, "*L K J H"] | None = None,
+    q_norm: Float[Array, "*L H"] | None = None,
+    k_norm: Float[Array, "*L H"] | None = None,
+    param_layer: int | Int[Array, ""] | None = None,
     kv_scale: Float[Array, "2"] | None = None,
     eps: float = 0.0,
     norm_offset: float = 0.0,
@@ -29,7 +30,10 @@ def rope_kv_write(
     The J entries of a KV head are its G query heads, its key, its value. Norms (both or none) come before the rotation.
     With `kv_scale` keys are stored divided by its first number and values by its second; the queries come multiplied by
     the first, so that their products with what is stored are the right ones. What is stored saturates in bytes.
+    With `param_layer` bias and norms are those of all layers, and it is the running one of them.
     """
+    if param_layer is not None:
+        bias, q_norm, k_norm = (None if param is None else param[param_layer] for param in (bias, q_norm, k_norm))
     query_TNH, key_TKH, value_TKH = split_and_turn(qkv, cos, sin, bias, q_norm, k_norm, eps, norm_offset)
     if kv_scale is not None:
         query_TNH = (query_TNH.astype(jnp.float32) * kv_scale[0]).astype(qkv.dtype)

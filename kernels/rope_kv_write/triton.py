@@ -36,6 +36,7 @@ def turn_rows(
     q_norm,
     k_norm,
     kv_scale,
+    param_layer,
     num_rows,
     P,
     query,
@@ -57,6 +58,10 @@ def turn_rows(
     """Row (token, KV head, j) of qkv goes to the queries (j < G) or to the cache; features i, i + R turn together."""
     G: tl.constexpr = J - 2
     type = qkv.dtype.element_ty
+    own = tl.load(param_layer)
+    bias += own * (K * J * H)
+    q_norm += own * H
+    k_norm += own * H
     kv_cache = as_numbers(kv_cache, HAS_CONVERSIONS)
     row_X = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     is_row_X = row_X < num_rows
@@ -146,16 +151,31 @@ def rope_kv_write(
     block: Int[Array, " T"],
     offset: Int[Array, " T"],
     *,
-    bias: Float[Array, "K J H"] | None = None,
-    q_norm: Float[Array, " H"] | None = None,
-    k_norm: Float[Array, " H"] | None = None,
+    bias: Float[Array, "*L K J H"] | None = None,
+    q_norm: Float[Array, "*L H"] | None = None,
+    k_norm: Float[Array, "*L H"] | None = None,
+    param_layer: int | Int[Array, ""] | None = None,
     kv_scale: Float[Array, "2"] | None = None,
     eps: float = 0.0,
     norm_offset: float = 0.0,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L P 2 K C H"]]:
     """Gives the queries and the cache with each token's key and value at (layer, block, offset); see the reference."""
     return turn_and_write(
-        RopeConfig(), kv_cache, layer, qkv, cos, sin, block, offset, bias, q_norm, k_norm, kv_scale, eps, norm_offset
+        RopeConfig(),
+        kv_cache,
+        layer,
+        qkv,
+        cos,
+        sin,
+        block,
+        offset,
+        bias,
+        q_norm,
+        k_norm,
+        kv_scale,
+        eps,
+        norm_offset,
+        param_layer,
     )
 
 
@@ -168,12 +188,13 @@ def turn_and_write(
     sin: Float[Array, "T R"],
     block: Int[Array, " T"],
     offset: Int[Array, " T"],
-    bias: Float[Array, "K J H"] | None = None,
-    q_norm: Float[Array, " H"] | None = None,
-    k_norm: Float[Array, " H"] | None = None,
+    bias: Float[Array, "*L K J H"] | None = None,
+    q_norm: Float[Array, "*L H"] | None = None,
+    k_norm: Float[Array, "*L H"] | None = None,
     kv_scale: Float[Array, "2"] | None = None,
     eps: float = 0.0,
     norm_offset: float = 0.0,
+    param_layer: int | Int[Array, ""] | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L P 2 K C H"]]:
     """The same with the kernel's constants given."""
     T, K, J, H = qkv.shape
@@ -196,6 +217,7 @@ def turn_and_write(
         q_norm if has_norm else cos,
         k_norm if has_norm else cos,
         cos if kv_scale is None else kv_scale,
+        jnp.asarray(0 if param_layer is None else param_layer, jnp.int32).reshape(1),
         T * K * J,
         P,
         results=(

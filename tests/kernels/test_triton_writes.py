@@ -90,6 +90,20 @@ def test_rope_kv_write_gives_what_the_reference_gives(name, dtype, poisoned):
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+def test_rope_kv_write_finds_bias_and_norms_among_those_of_all_layers():
+    rng, (K, G, H) = np.random.default_rng(3), (2, 3, 64)
+    arguments = (normal(rng, (L, P, 2, K, C, H)), 1, normal(rng, (5, K, G + 2, H)))
+    arguments += (normal(rng, (5, 32)), normal(rng, (5, 32)), *draw_slots(rng, 5, 0))
+    params = {"bias": (K, G + 2, H), "q_norm": (H,), "k_norm": (H,)}
+    own = {name: normal(rng, shape) for name, shape in params.items()}
+    stacked = {name: jnp.full((4, *own[name].shape), jnp.nan).at[2].set(own[name]) for name in params}
+    query, cache = fast("rope_kv_write")(*arguments, **own, eps=1e-6)
+    for layer in (2, jnp.int32(2)):
+        again, cache_again = fast("rope_kv_write")(*arguments, **stacked, param_layer=layer, eps=1e-6)
+        np.testing.assert_array_equal(again, query)
+        np.testing.assert_array_equal(cache_again[:, 1:], cache[:, 1:])
+
+
 def test_a_donated_cache_is_updated_in_place():
     cache = jnp.zeros((L, P, 2, 1, C, 64), jnp.float16)
     write = jax.jit(fast("kv_write"), donate_argnums=0)

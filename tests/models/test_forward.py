@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
+from jaxllm.kernels.fused_linear import reference as fused
 from jaxllm.kernels.matmul import reference
 from jaxllm.kernels.select import select
 from jaxllm.mesh.build import build_mesh
@@ -95,26 +96,38 @@ def test_all_ways_to_drive_the_layers_give_the_golden_logits(model, case):
         np.testing.assert_allclose(kv, scanned_kv, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["llama"], indirect=True)
-def test_a_kernel_multiplies_every_matrix_where_it_lies_among_those_of_all_layers(model, case):
+# Gemma 3 normalises between a product and its residual, and queries and keys.
+@pytest.mark.parametrize(("model", "loop"), [("llama", "unroll"), ("gemma3_text", "scan")], indirect=["model"])
+def test_kernels_find_every_parameter_where_it_lies_among_those_of_all_layers(model, loop, case):
     calls = []
 
     def multiply(x, weight, *, transposed=False, stack=None):
-        calls.append((x.shape[0], weight.shape, transposed, stack is None))
+        calls.append(("matmul", x.shape[0], weight.shape, stack is None))
         return reference.matmul(x, weight if stack is None else stack.matrices[stack.layer], transposed=transposed)
+
+    def kernel(name):
+        def call(x, *operands, stack, norm_stack=None, **options):
+            weight, matrix = operands[1 if norm_stack else 0], stack.matrices[stack.layer]
+            calls.append((name, x.shape[0], weight.shape, False))
+            if norm_stack:
+                return getattr(fused, name)(x, norm_stack.scales[norm_stack.layer], matrix, **options)
+            return getattr(fused, name)(x, matrix, operands[1], **options)
+
+        return call
 
     _, program, weights = model
     cfg, prompt = program.cfg, jnp.asarray(case["prompt_ids"])
-    step = step_context(cfg, 0, len(prompt))
-    for loop, num_traced in (("scan", 1), ("unroll", cfg.num_layers)):
-        calls.clear()
-        run = forward(program._replace(loop=loop), KERNELS._replace(matmul=multiply))
-        logits, _ = run(weights, empty_cache(cfg), prompt, step)
-        np.testing.assert_allclose(logits[-1], case["logits_first"], atol=1e-3, rtol=1e-3)
-        D, F, H = cfg.d_model, cfg.d_ff, cfg.head_dim
-        qkv, attended = (cfg.num_q_heads + 2 * cfg.num_kv_heads) * H, cfg.num_q_heads * H
-        layer = [(33, shape, False, False) for shape in ((D, qkv), (attended, D), (D, 2 * F), (F, D))]
-        assert calls == [*layer * num_traced, (33, (cfg.vocab_size, D), True, True)]
+    kernels = {name: kernel(name) for name in ("norm_linear", "norm_gated_linear", "linear_add")}
+    run = forward(program._replace(loop=loop), KERNELS._replace(matmul=multiply, **kernels))
+    logits, _ = run(weights, empty_cache(cfg), prompt, step_context(cfg, 0, len(prompt)))
+    np.testing.assert_allclose(logits[-1], case["logits_first"], atol=1e-3, rtol=1e-3)
+    D, F, H = cfg.d_model, cfg.d_ff, cfg.head_dim
+    qkv, attended = (cfg.num_q_heads + 2 * cfg.num_kv_heads) * H, cfg.num_q_heads * H
+    add = "matmul" if cfg.post_norms else "linear_add"
+    products = (("norm_linear", D, qkv), (add, attended, D), ("norm_gated_linear", D, 2 * F), (add, F, D))
+    layer = [(name, 33, (inputs, outputs), False) for name, inputs, outputs in products]
+    num_traced = 1 if loop == "scan" else cfg.num_layers
+    assert calls == [*layer * num_traced, ("matmul", 33, (cfg.vocab_size, D), True)]
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)

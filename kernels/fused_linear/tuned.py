@@ -1,0 +1,71 @@
+"""Fused products where the device's table has them; otherwise norm, product and what follows, one after the other.
+
+Knows the table. Refuses to know how a kernel works.
+"""
+
+import importlib
+from types import ModuleType
+
+from jaxtyping import Array, Float
+
+from jaxllm.kernels.fused_linear.choice import Fused, FusedConfig, NormStack, choose, read_table
+from jaxllm.kernels.fused_linear.reference import gated
+from jaxllm.kernels.launch import device_kind
+from jaxllm.kernels.matmul.choice import Stack
+from jaxllm.kernels.matmul.tuned import matmul
+from jaxllm.kernels.rms_norm.reference import rms_norm
+
+
+def norm_linear(
+    x: Float[Array, "T I"],
+    scale: Float[Array, " I"],
+    weight: Float[Array, "I O"],
+    *,
+    eps: float,
+    offset: float = 0.0,
+    norm_stack: NormStack | None = None,
+    stack: Stack | None = None,
+) -> Float[Array, "T O"]:
+    """Gives rms_norm(x) @ weight; see the reference."""
+    config = _config("norm_linear", x, weight)
+    if config is None:
+        return matmul(rms_norm(x, scale, eps=eps, offset=offset), weight, stack=stack)
+    norm_stack, stack = norm_stack or NormStack(scale[None], 0), stack or Stack(weight[None], 0)
+    return _kernels().norm_linear(config, x, norm_stack, stack, eps=eps, offset=offset)
+
+
+def norm_gated_linear(
+    x: Float[Array, "T I"],
+    scale: Float[Array, " I"],
+    weight: Float[Array, "I 2*F"],
+    *,
+    activation: str,
+    eps: float,
+    offset: float = 0.0,
+    norm_stack: NormStack | None = None,
+    stack: Stack | None = None,
+) -> Float[Array, "T F"]:
+    """Gives activation(gate) * up, of gate and up = rms_norm(x) @ weight; see the reference."""
+    config = _config("norm_gated_linear", x, weight)
+    if config is None:
+        return gated(matmul(rms_norm(x, scale, eps=eps, offset=offset), weight, stack=stack), activation)
+    norm_stack, stack = norm_stack or NormStack(scale[None], 0), stack or Stack(weight[None], 0)
+    return _kernels().norm_gated_linear(config, x, norm_stack, stack, activation=activation, eps=eps, offset=offset)
+
+
+def linear_add(
+    x: Float[Array, "T I"], weight: Float[Array, "I O"], residual: Float[Array, "T O"], *, stack: Stack | None = None
+) -> Float[Array, "T O"]:
+    """Gives residual + x @ weight; see the reference."""
+    config = _config("linear_add", x, weight)
+    if config is None:
+        return residual + matmul(x, weight, stack=stack)
+    return _kernels().linear_add(config, x, stack or Stack(weight[None], 0), residual)
+
+
+def _config(operation: str, x, weight) -> FusedConfig | None:
+    return choose(read_table(device_kind()), Fused(operation, *weight.shape, x.dtype.name), x.shape[0])
+
+
+def _kernels() -> ModuleType:
+    return importlib.import_module("jaxllm.kernels.fused_linear.triton")
