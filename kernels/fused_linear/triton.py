@@ -201,7 +201,7 @@ def norm_linear(
     config: FusedConfig, x: Float[Array, "T I"], norm_stack: NormStack, stack: Stack, *, eps: float, offset: float = 0.0
 ) -> Float[Array, "T O"]:
     """The product of the normed rows with the running layer's matrix, with constants given."""
-    return _multiply(config, x, stack, norm_stack.scales, eps=eps, offset=offset)
+    return multiply(config, x, stack, norm_stack.scales, eps=eps, offset=offset)
 
 
 def norm_gated_linear(
@@ -215,17 +215,17 @@ def norm_gated_linear(
     offset: float = 0.0,
 ) -> Float[Array, "T F"]:
     """The gated product of the normed rows, with constants given."""
-    return _multiply(config, x, stack, norm_stack.scales, eps=eps, offset=offset, activation=activation)
+    return multiply(config, x, stack, norm_stack.scales, eps=eps, offset=offset, activation=activation)
 
 
 def linear_add(
     config: FusedConfig, x: Float[Array, "T I"], stack: Stack, residual: Float[Array, "T O"]
 ) -> Float[Array, "T O"]:
     """The residual and the product with the running layer's matrix, with constants given."""
-    return _multiply(config, x, stack, residual=residual)
+    return multiply(config, x, stack, residual=residual)
 
 
-def _multiply(
+def multiply(
     config: FusedConfig,
     x: Float[Array, "T I"],
     stack: Stack,
@@ -236,6 +236,7 @@ def _multiply(
     offset: float = 0.0,
     activation: str | None = None,
 ) -> Float[Array, "T O"]:
+    """What the three have in common: a norm where there are scales, a gate of the activation, a residual."""
     T, I = x.shape
     O = stack.matrices.shape[2] // (1 if activation is None else 2)
     on_tensor_cores = config.on_tensor_cores or T > 1
