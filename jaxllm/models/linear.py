@@ -4,7 +4,7 @@ Knows how a layer's parameters are stored, and the tensor axis. Refuses to know 
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 from flax import nnx
@@ -60,8 +60,8 @@ def linear_add(
 ) -> jax.Array:
     """The product of x and a weight, whose parts the tensor ranks add up, and the residual."""
     weight = param.get_value()
-    is_plain = bias_D is None and residual is not None and residual.is_plain
-    if is_plain and isinstance(weight, LayerMatrix) and jax.lax.axis_size("tensor") == 1:
+    is_whole = isinstance(weight, LayerMatrix) and jax.lax.axis_size("tensor") == 1
+    if is_whole and bias_D is None and residual is not None and residual.is_plain:
         flat_IO, stack = _matrix_operand(weight, x.ndim - 1)
         return kernels.linear_add(x.reshape(len(x), -1), flat_IO, residual.x_TD, stack=stack)
     out_TD = jax.lax.psum(product(subscripts, x, param), "tensor")
@@ -69,7 +69,7 @@ def linear_add(
     return out_TD if residual is None else residual.x_TD + times(residual.norm(out_TD, kernels), residual.scale)
 
 
-def _is_rms(norm: Norm | NoNorm) -> bool:
+def _is_rms(norm: Norm | NoNorm) -> TypeGuard[Norm]:
     return isinstance(norm, Norm) and norm.cfg.norm == "rms"
 
 

@@ -64,7 +64,8 @@ def linear_add(
 
 
 def _config(operation: str, x, weight) -> FusedConfig | None:
-    return choose(read_table(device_kind()), Fused(operation, *weight.shape, x.dtype.name), x.shape[0])
+    inputs, outputs = weight.shape
+    return choose(read_table(device_kind()), Fused(operation, inputs, outputs, x.dtype.name), x.shape[0])
 
 
 def _kernels() -> ModuleType:

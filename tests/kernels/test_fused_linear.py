@@ -44,7 +44,7 @@ def exact(operation, x, residual, scales, weights, offset=0.0, activation="silu"
     if operation == "norm_linear":
         return out
     gate, up = np.split(out, 2, axis=1)
-    return np.asarray(reference.ACTIVATIONS[activation](gate.astype(np.float32)), np.float64) * up
+    return np.asarray(reference.ACTIVATIONS[activation](jnp.asarray(gate, jnp.float32)), np.float64) * up
 
 
 def error(found, expected):
@@ -133,12 +133,13 @@ def test_what_the_table_does_not_have_is_done_one_after_the_other(operation, mon
 )
 def test_the_kernel_gives_what_the_reference_gives(rows, on_tensor_cores, offset, activation, dtype, name, operation):
     kernels = importlib.import_module("jaxllm.kernels.fused_linear.triton")
-    arrays = draw(np.random.default_rng(rows), rows, *SIZES[name], dtype)
+    inputs, outputs = SIZES[name]
+    arrays = draw(np.random.default_rng(rows), rows, inputs, outputs, dtype)
     config = FusedConfig(tile_in=32, tile_out=16, num_stages=3, on_tensor_cores=on_tensor_cores)
 
-    def run(layer, *arrays):
+    def run(layer, x, residual, scales, weights):
         with poisoned_results():
-            return call(kernels, operation, *arrays, layer, offset, activation, (config,))
+            return call(kernels, operation, x, residual, scales, weights, layer, offset, activation, (config,))
 
     out = jax.jit(run)(jnp.int32(1), *arrays)
     expected = exact(operation, *arrays, offset, activation)
