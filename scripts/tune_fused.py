@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Empty
 from typing import Any, NamedTuple
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share the GPU
@@ -102,7 +103,7 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", default="qwen3-0.6b,llama-3.1-8b", help="shapes of jaxllm/models/shapes, or files")
-    parser.add_argument("--rows", default="1,8,16", help="numbers of rows to measure")
+    parser.add_argument("--rows", default="1,16", help="numbers of rows to measure, each for all below it")
     parser.add_argument("--seconds", type=float, default=50, help="no new program is compiled after that")
     parser.add_argument("--processes", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--tables", type=Path, default=choice.TABLES, help="folder of the tables")
@@ -163,7 +164,7 @@ def measure(cases: list[Case], num_processes: int, deadline: float) -> tuple[lis
     while waiting and time.time() < deadline + 30:
         try:
             found = queue.get(timeout=1)
-        except Exception:  # nothing yet
+        except Empty:
             continue
         if isinstance(found, str):
             device, waiting = found, waiting - 1
@@ -184,9 +185,7 @@ def work(cases: list[Case], deadline: float, gpu, queue) -> None:
                 break
             row = Row(case, config)
             try:
-                if inputs is None:
-                    with gpu:
-                        inputs = jax.block_until_ready(draw(case))
+                inputs = draw(case) if inputs is None else inputs
                 run = compile_chain(case, config, inputs)
                 with gpu:
                     row.micros, out = time_chain(case, run, inputs)
