@@ -57,7 +57,7 @@ def attend(
 ) -> Float[Array, "T N H"]:
     """The same for sizes that Mosaic takes, with the constants for many new tokens given."""
     return triton.attend(
-        decode_config(query.shape[2], query.dtype),
+        decode_config(query.shape[2], query.dtype, kv_cache.dtype),
         many,
         query,
         kv_cache,

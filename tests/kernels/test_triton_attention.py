@@ -84,6 +84,18 @@ def test_a_decode_batch_equals_the_same_requests_as_a_ragged_batch(case_named, m
     np.testing.assert_allclose(decode[:4], ragged[:4], rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_split_contexts_of_a_mixed_batch_launched_as_the_engine_does(
+    case_named, make_attention_inputs, dense_attention
+):
+    # Poisoned results are operands updated in place, so the other tests' launches have no result of their own.
+    version = importlib.import_module("jaxllm.kernels.paged_attention.triton")
+    inputs = make_attention_inputs(case_named("gqa7_over_several_key_tiles"))
+    out = np.asarray(jax.jit(functools.partial(version.paged_attention, scale=0.25))(*poison(inputs)), np.float64)
+    expected = dense_attention(inputs, 0.25, None, None)
+    real = ~np.isnan(expected)
+    np.testing.assert_allclose(out[real], expected[real], rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def draw(rng, new, context, heads, head_dim, block_size):
     """Random float32 inputs on the device: scattered blocks, NaN wherever no request has a key."""
     (N, K), C, B = heads, block_size, len(new)
