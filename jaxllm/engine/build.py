@@ -35,6 +35,7 @@ from jaxllm.engine.step_compiler import (
     compile_step,
     temporary_bytes,
 )
+from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
@@ -198,7 +199,7 @@ def build_engine(
         with times.phase("weights"):
             weights = _weights(args, source, program)
         with times.phase("KV pool"):
-            runner = ModelRunner(compiler, weights)
+            runner = ModelRunner(compiler, weights, 4 * packed_size(buckets.largest(), program.num_groups))
         with times.phase("compile (beyond the weights)"):
             warm_up.result()
     memory = dataclasses.replace(memory, temporaries=max(memory.temporaries, compiler.largest_temporary))

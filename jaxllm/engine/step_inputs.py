@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.engine import packing
@@ -56,5 +57,10 @@ def host_views(packed: np.ndarray, shape: StepShape, num_groups: int) -> StepInp
 
 
 def unpack(packed: jax.Array, shape: StepShape, num_groups: int) -> StepInputs[jax.Array]:
-    """The same fields inside the traced step."""
+    """The same fields inside the traced step.
+
+    They are copies: a kernel that read the packed array itself, which is another one in every step, would be recorded
+    again in every step.
+    """
+    packed = jnp.maximum(packed, UNKNOWN_TOKEN)  # no number is less; XLA does not know that
     return StepInputs(*packing.unpack(packed, field_shapes(shape, num_groups)))
