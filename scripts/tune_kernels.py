@@ -1,11 +1,13 @@
 """Measures which kernel multiplies each matrix of a model fastest on this GPU, and writes the table that engines read.
 
-python scripts/tune_kernels.py --seconds 90 --rows 1,8,64,256
+python scripts/tune_kernels.py --models llama-3.1-8b,qwen3-0.6b --seconds 100 --rows 8,32,64,128,256
 
-Every product of a layer and the head's, at each number of rows: XLA's GEMM (cuBLASLt) against our Triton kernel and
-jax's Mosaic kernel with several sets of constants. A program multiplies with the matrices of as many layers as exceed
-the L2 cache several times over. All programs are compiled first, as far as the time goes, the likely ones before the
-others; then they are timed one after the other, and their results compared with XLA's. A table that exists is
+Every product of a layer and the head's, at each number of rows: XLA's GEMM (cuBLASLt, as it is tuned and as it comes)
+against our Triton and Mosaic kernels and jax's Mosaic kernel with several sets of constants. A program multiplies one
+product after the other, each read by a small kernel, with the matrices of as many layers as exceed the L2 cache, and
+is captured as a whole (a CUDA graph), as a step is. Processes of their own compile our kernels, while XLA tunes its
+products on a GPU that does nothing else; the likely ones come before the others, as far as the time goes. Then one
+process after the other times its programs, and their results are compared with XLA's. A table that exists is
 completed: what is measured again is replaced.
 """
 
@@ -13,6 +15,8 @@ import argparse
 import dataclasses
 import functools
 import json
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -20,8 +24,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share the GPU
 
 import jax
 import jax.numpy as jnp
@@ -29,22 +36,38 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
-from jaxllm.kernels.matmul.choice import TABLES, XLA, Choice, FewRowsConfig, MosaicConfig, Product, Stack, table_path
+from jaxllm.kernels.matmul.choice import (
+    TABLES,
+    XLA,
+    Choice,
+    Config,
+    FewRowsConfig,
+    MosaicConfig,
+    Product,
+    Stack,
+    TurnedConfig,
+    table_path,
+)
 from jaxllm.kernels.matmul.tuned import multiply
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.registry import find_family
 
 SHAPES = Path(__file__).parents[1] / "jaxllm" / "models" / "shapes"
 DTYPE = jnp.dtype(jnp.bfloat16)
-THREADS = 12  # compile at once
 DISTINCT_BYTES = 256 << 20  # of matrices that a program reads in turn: many times the L2 cache
-PROGRAM_BYTES = 1600 << 20  # and in all: about as long as a call of a program takes on the host, several times
-NUM_INPUTS = 11  # shares no divisor with a number of layers; each costs time on the host
+PROGRAM_BYTES = 1000 << 20  # and in all: about as long as a call of a program takes on the host, several times
+NUM_INPUTS = 3  # each costs time on the host
+DRAWN = (1 << 24) + 43  # random numbers that fill the matrices, over and over
+PATIENCE = 10  # seconds for one row; a process that takes longer has hung
 GAIN = 0.97  # another kernel must take less than that share of XLA's time
 MAX_ERROR = 1e-2  # relative to XLA's result
-FEW = 64  # rows up to which a product costs reading the weights; what reads it then sums its parts
-# Products as a step has them: kernels one after the other, cuBLASLt instead of XLA's Triton GEMMs.
-OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_enable_command_buffer": ""}
+COMPARED = 37  # every so manieth output is compared; a kernel's tiles are wider
+ROOM = 206 << 10  # of shared memory for the stages of a block
+MOST_READ = 65536  # outputs up to which a small kernel reads the product
+NAMES: dict[type, str] = {FewRowsConfig: "triton", MosaicConfig: "mosaic", TurnedConfig: "turned"}
+# Products as a step has them: cuBLASLt instead of XLA's Triton GEMMs.
+OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
+UNTUNED: dict[str, bool | int] = {"xla_gpu_autotune_level": 0}
 
 
 @dataclass(slots=True)
@@ -57,36 +80,60 @@ class Row:
     micros: float | None = None
     error: float | None = None
     note: str = ""
+    is_tuned: bool = True  # XLA's, by trying
 
     def describe(self) -> dict[str, Any]:
         config = {} if self.choice.config is None else {"config": dataclasses.asdict(self.choice.config)}
         return {"kernel": self.choice.kernel, **config}
 
 
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the device can do: bytes a second of a copy, and operations a second of a large product."""
+
+    copy: float
+    matmul: float
+
+    def floor(self, product: Product, num_rows: int) -> float:
+        """Microseconds that a product takes at least."""
+        I, O, T = product.inputs, product.outputs, num_rows
+        num_bytes = (I * O + T * I + T * O) * DTYPE.itemsize
+        return max(num_bytes / self.copy, 2 * T * I * O / self.matmul) * 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default="llama-3.1-8b", help="shapes of jaxllm/models/shapes, or a config.json")
+    parser.add_argument("--models", default="llama-3.1-8b", help="shapes of jaxllm/models/shapes, or config.json files")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--rows", default="1,16,64,128,256,512", help="numbers of rows to measure, in this order")
-    parser.add_argument("--seconds", type=float, default=300, help="no new program is compiled after 2/3 of it")
+    parser.add_argument(
+        "--rows", default="256,128,64,512,16,8,32,384", help="numbers of rows to measure, in this order"
+    )
+    parser.add_argument("--seconds", type=float, default=300, help="no new program is compiled after 60% of it")
+    parser.add_argument("--processes", type=int, default=max(1, min(10, (os.cpu_count() or 2) - 4)))
     parser.add_argument("--tables", type=Path, default=TABLES, help="folder of the tables")
     parser.add_argument("--json", type=Path, help="write every row there too")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shrink", type=int, default=1, help="divides every size, to try the script itself")
     args = parser.parse_args()
-    device = jax.devices()[0].device_kind
-    print(f"command: {' '.join(sys.argv)}\ncommit:  {commit()}\ndevice:  {device}", flush=True)
-    begin = time.perf_counter()
-    products = list_products(read_shapes(args.model), args.tensor_parallel_size, args.shrink)
+    begin = time.time()
+    deadlines = (begin + args.seconds * 0.6, begin + args.seconds)
+    shapes = [read_shapes(model) for model in args.models.split(",")]
+    products = list(
+        dict.fromkeys(p for cfg in shapes for p in list_products(cfg, args.tensor_parallel_size, args.shrink))
+    )
     numbers = [int(number) for number in args.rows.split(",")]
-    rows = in_order_of_promise([list(candidates(product, n)) for n in numbers for product in products])
-    measured = measure(rows, begin + args.seconds * 2 / 3, begin + args.seconds, args.rounds)
-    print(f"{len(measured)} of {len(rows)} programs in {time.perf_counter() - begin:.0f} s")
-    entries = summarize(measured, products, numbers)
+    groups = [list(candidates(product, n)) for n in numbers for product in products]
+    rows = in_order_of_promise(groups)
+    measured, ceilings = measure(rows, deadlines, args.processes, args.rounds)
+    device = jax.devices()[0].device_kind
+    print(f"command: {' '.join(sys.argv)}\ncommit:  {commit()}\ndevice:  {device}")
+    print(f"copy {ceilings.copy / 1e12:.2f} TB/s, matmul {ceilings.matmul / 1e12:.0f} TFLOP/s")
+    print(f"{len(measured)} of {len(rows)} programs in {time.time() - begin:.0f} s")
+    entries = summarize(measured, products, numbers, ceilings)
     about = {"device": device, "command": " ".join(sys.argv), "commit": commit(), "jax": jax.__version__}
     write_table(table_path(device, args.tables), about, entries)
     if args.json:
-        args.json.write_text(json.dumps(about | {"rows": [dataclasses.asdict(row) for row in measured]}, indent=1))
+        args.json.write_text(json.dumps(about | {"rows": [dataclasses.asdict(row) for row in measured]}))
 
 
 def read_shapes(model: str) -> ModelConfig:
@@ -113,47 +160,87 @@ def list_products(cfg: ModelConfig, tensor_parallel_size: int, shrink: int = 1) 
 
 def candidates(product: Product, num_rows: int) -> Iterator[Row]:
     """XLA first, then the most promising constants of the others."""
-    configs: list[FewRowsConfig | MosaicConfig] = []
-    if num_rows <= 128:
-        configs += few_rows_configs(product, num_rows)
-    if num_rows >= 64:
-        configs += mosaic_configs(product, num_rows)
     yield Row(product, num_rows, XLA)
+    configs = [*turned_configs(product, num_rows)]
+    if num_rows <= 64:
+        configs = interleaved(configs, list(few_rows_configs(product, num_rows)))
+    if num_rows >= 128:
+        configs = interleaved(configs, list(mosaic_configs(product, num_rows)))
     for config in dict.fromkeys(configs):
         if config.takes(product, num_rows):
-            yield Row(product, num_rows, Choice("mosaic" if isinstance(config, MosaicConfig) else "triton", config))
+            yield Row(product, num_rows, Choice(NAMES[type(config)], config))
+    yield Row(product, num_rows, XLA, is_tuned=False)
 
 
-def few_rows_configs(product: Product, num_rows: int) -> Iterator[FewRowsConfig]:
-    """Tiles, each with parts for about two programs on each of 132 multiprocessors, and for four or for one."""
+def interleaved(many: list[Config], few: list[Config]) -> list[Config]:
+    """Two of the first, one of the second, and so on."""
+    mixed: list[Config] = []
+    for i in range(max(-(-len(many) // 2), len(few))):
+        mixed += many[2 * i : 2 * i + 2] + few[i : i + 1]
+    return mixed
+
+
+def turned_configs(product: Product, num_rows: int) -> Iterator[Config]:
+    """Tiles with parts that keep most of 132 multiprocessors busy, alone and in clusters."""
+    # outputs of a warpgroup, most rows, inputs of a turn, clusters
+    if num_rows <= 32:
+        tiles = [(64, 32, 128, (1,)), (128, 32, 64, (1,)), (64, 32, 64, (1,))]
+    elif num_rows <= 64:
+        tiles = [(64, 64, 128, (1, 2)), (128, 64, 64, (1, 2)), (64, 64, 64, (1,))]
+    elif num_rows <= 128:
+        tiles = [(128, 128, 64, (2, 4, 1)), (64, 128, 64, (2, 4)), (64, 128, 128, (2,))]
+    elif num_rows == 384:
+        tiles = [(64, 192, 64, (2, 4)), (128, 192, 64, (2,)), (128, 128, 64, (2,))]
+    else:
+        tiles = [(64, 256, 64, (2, 4, 1)), (128, 128, 64, (2, 4)), (128, 192, 64, (2,)), (64, 128, 64, (4,))]
+    for tile_out, most, tile_in, clusters in tiles:
+        tile_rows = min(most, -(-num_rows // 8) * 8)
+        stages = min(10, ROOM // ((2 * tile_out + tile_rows) * tile_in * DTYPE.itemsize))
+        blocks = -(-product.outputs // (2 * tile_out)) * -(-num_rows // tile_rows)
+        for cluster in clusters:
+            for split in splits(product, blocks, tile_in, num_rows):
+                yield TurnedConfig(tile_out, tile_rows, tile_in, stages, split, cluster)
+
+
+def splits(product: Product, blocks: int, tile_in: int, num_rows: int) -> list[int]:
+    """The numbers of parts, two at most, with which so many blocks fill the multiprocessors best."""
+    turns = product.inputs // tile_in
+    fitting = [n for n in (1, 2, 3, 4, 6, 8) if turns % n == 0 and turns // n >= 4 and (n == 1 or blocks * n <= 264)]
+    if num_rows > 128:
+        fitting = [n for n in fitting if n <= 4]
+
+    def waste(n: int) -> float:
+        waves = blocks * n / 132
+        return -(-waves // 1) / waves + 0.04 * n
+
+    return sorted(fitting, key=waste)[:2] if blocks < 264 else [1]
+
+
+def few_rows_configs(product: Product, num_rows: int) -> Iterator[Config]:
+    """Tiles, each with parts for about two programs on each of 132 multiprocessors."""
     # tile_in, tile_out, warps, stages, on tensor cores
     if num_rows > 16:
-        tiles = [(64, 128, 8, 4, True), (64, 64, 4, 5, True), (128, 64, 4, 4, True)]
-    elif product.transposed:
-        tiles = [(128, 64, 4, 5, True), (64, 128, 4, 5, True), (256, 32, 4, 4, True), (128, 128, 8, 4, True)]
-        tiles += [(64, 64, 4, 6, True)]
+        tiles = [(64, 128, 8, 4, True), (64, 64, 4, 5, True)]
     else:
-        tiles = [(128, 64, 4, 5, True), (64, 128, 4, 5, True), (128, 128, 8, 4, True), (256, 32, 4, 4, True)]
-        tiles += [(64, 64, 4, 6, True), (64, 256, 8, 4, True)]
+        tiles = [(128, 64, 4, 5, True), (64, 128, 4, 5, True), (128, 128, 8, 4, True)]
     if num_rows == 1:
         alone = [(512, 8), (256, 16), (1024, 8)] if product.transposed else [(64, 128), (32, 256), (32, 128)]
         tiles[1:1] = [(*tile, 4, 1, False) for tile in alone]
-    for programs in (264, 528 if num_rows <= 16 else 132):
-        for tile in tiles:
-            tile_in, tile_out, *_ = tile
-            split = 1
-            while product.outputs // tile_out * split * 2 <= programs * 1.4 and product.inputs // split >= 4 * tile_in:
-                split *= 2
-            yield FewRowsConfig(tile_in, tile_out, split, *tile[2:])
+    for tile in tiles:
+        tile_in, tile_out, *_ = tile
+        split = 1
+        while product.outputs // tile_out * split * 2 <= 264 * 1.4 and product.inputs // split >= 4 * tile_in:
+            split *= 2
+        yield FewRowsConfig(tile_in, tile_out, split, *tile[2:])
 
 
-def mosaic_configs(product: Product, num_rows: int) -> Iterator[MosaicConfig]:
+def mosaic_configs(product: Product, num_rows: int) -> Iterator[Config]:
     """Tiles of a warpgroup; small ones, where large ones would leave multiprocessors idle."""
-    tiles = [(128, 128, True), (64, 64, True), (64, 128, True), (128, 64, True), (128, 128, False), (64, 128, False)]
+    tiles = [(128, 128, True), (64, 128, True)]
     if num_rows <= 128:
-        tiles = [(64, 64, True), (64, 128, True), (128, 64, True), (64, 64, False), (64, 128, False)]
+        tiles = [(64, 128, True), (64, 64, False)]
     elif product.outputs > 16384:
-        tiles = [(128, 128, True), (128, 128, False), (64, 256, False), (64, 128, True), (128, 64, True)]
+        tiles = [(128, 128, False), (64, 256, False)]
     for tile_rows, tile_out, side_by_side in tiles:
         yield MosaicConfig(tile_rows, tile_out, 64, 4, side_by_side)
 
@@ -164,67 +251,110 @@ def in_order_of_promise(groups: list[list[Row]]) -> list[Row]:
     return [group[place] for place in range(longest) for group in groups if place < len(group)]
 
 
-def measure(rows: list[Row], last_compile: float, last: float, rounds: int) -> list[Row]:
-    """Gives the rows that were compiled in time and ran, with their times, printing each."""
+def measure(
+    rows: list[Row], deadlines: tuple[float, float], num_processes: int, rounds: int
+) -> tuple[list[Row], Ceilings]:
+    """Gives the rows that were compiled in time and ran, with their times, and what the device can do."""
+    context = multiprocessing.get_context("spawn")
     products = list(dict.fromkeys(row.product for row in rows))
-    with ThreadPoolExecutor(THREADS) as pool:
-        futures = [pool.submit(compile_row, row, last_compile) for row in rows]
-        weights = {product: draw_weights(product) for product in products}
-        jax.block_until_ready(weights)
-        programs = [future.result() for future in futures]
-    print(f"compiled {sum(p is not None for p in programs)} programs", flush=True)
-    measured = []
+    workers = []
+    for n in range(num_processes):
+        others = [row for row in rows if row.choice != XLA and row.product in products[n::num_processes]]
+        here, there = context.Pipe()
+        process = context.Process(target=work, args=(there, others, deadlines, rounds), daemon=True)
+        process.start()
+        there.close()  # so that the end of the process is seen
+        workers.append((process, here))
+    with ThreadPoolExecutor(2) as pool:  # XLA tunes one product at a time
+        own = [[row for row in rows if row.choice == XLA and row.is_tuned == is_tuned] for is_tuned in (True, False)]
+        compiled = pool.map(lambda part: [(row, compile_row(row, deadlines[0])) for row in part], own)
+        programs = [pair for part in compiled for pair in part]
+    ready = [receive(connection, deadlines[0] + 2 * PATIENCE) for _, connection in workers]
+    ceilings = measure_ceilings()
     expected: dict[tuple[Product, int], np.ndarray] = {}
-    for row, program in zip(rows, programs, strict=True):
-        if program is None and not row.note:
-            continue
-        if program is not None and time.perf_counter() < last:
+    measured = list(time_programs(programs, expected, deadlines[1], rounds))
+    for (process, connection), num_programs in zip(workers, ready, strict=True):
+        try:
+            connection.send(expected)
+            while num_programs is not None and (row := receive(connection, time.time() + PATIENCE)) is not None:
+                measured.append(row)
+        except OSError as error:  # one that died; the others go on
+            print(first_line(error))
+        process.kill()  # one that hangs, too
+    return measured, ceilings
+
+
+def receive(connection: Connection, last: float) -> Any:
+    """What a worker sends in time; None where it does not."""
+    try:
+        return connection.recv() if connection.poll(max(0.0, last - time.time())) else None
+    except EOFError:
+        return None
+
+
+def work(connection: Connection, rows: list[Row], deadlines: tuple[float, float], rounds: int) -> None:
+    """Compiles rows, waits for its turn on the GPU, and times them."""
+    programs = [(row, compile_row(row, deadlines[0])) for row in rows]
+    connection.send(sum(program is not None for _, program in programs))
+    for row in time_programs(programs, connection.recv(), deadlines[1], rounds):
+        connection.send(row)
+    connection.send(None)
+
+
+def time_programs(
+    programs: list[tuple[Row, Compiled | None]],
+    expected: dict[tuple[Product, int], np.ndarray],
+    last: float,
+    rounds: int,
+) -> Iterator[Row]:
+    """Gives the rows that have a time or a note; what XLA's products are is added to what is expected."""
+    for row, program in sorted(programs, key=lambda pair: pair[0].product):
+        if program is not None and time.time() < last:
             try:
-                arguments = (weights[row.product], draw_inputs(row.product, row.num_rows))
+                arguments = (draw_weights(row.product), draw_inputs(row.product, row.num_rows))
                 seconds, outcome = time_program(program, arguments, rounds)
                 row.micros = seconds / num_calls(row.product) * 1e6
-                row.error = compare(outcome, expected.setdefault((row.product, row.num_rows), outcome))
+                key = (row.product, row.num_rows)
+                row.error = compare(outcome, expected.setdefault(key, outcome) if row.choice == XLA else expected[key])
             except Exception as error:  # whatever one set of constants does, the others go on
                 row.note = first_line(error)
-        print(line(row), flush=True)
-        measured.append(row)
-    return measured
+        if row.micros is not None or row.note:
+            yield row
 
 
 def compile_row(row: Row, last: float) -> Compiled | None:
     """Compiles a row's program; None where it does not compile, with a note, or when it is too late to begin."""
-    if time.perf_counter() > last:
+    if time.time() > last:
         return None
+    options = OPTIONS | ({} if row.is_tuned else UNTUNED) if jax.default_backend() == "gpu" else None
     try:
-        return jax.jit(program_of(row)).lower(*abstract_arguments(row)).compile(compiler_options())
+        return jax.jit(program_of(row)).lower(*abstract_arguments(row)).compile(options)
     except Exception as error:  # the same
         row.note = first_line(error)
         return None
 
 
-def compiler_options() -> dict[str, bool | str] | None:
-    return OPTIONS if jax.default_backend() == "gpu" else None
-
-
 def program_of(row: Row) -> Callable:
-    """Multiplies with one layer after the other, never at once; what few rows give is read by something cheap."""
+    """Multiplies with one layer after the other; what comes of it is read by something cheap."""
 
     @jax.jit  # traced once, however often it is called
     def one(stacked: jax.Array, layer: jax.Array, weight: jax.Array, x: jax.Array) -> jax.Array:
         return multiply(row.choice, x, weight, transposed=row.product.transposed, stack=Stack(stacked, layer))
 
-    def run(stacked: jax.Array, inputs: list[jax.Array]) -> list[jax.Array]:
+    def run(stacked: jax.Array, inputs: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
         outcomes: list[jax.Array] = []
         for n in range(num_calls(row.product)):
             layer = n % len(stacked)
-            # Without a barrier XLA would merge products of the same rows, or of the same matrix.
-            x, *outcomes[-1:] = jax.lax.optimization_barrier((inputs[n % len(inputs)], *outcomes[-1:]))
+            x = inputs[n % len(inputs)]
+            if outcomes:  # as in a step, rows come of the product before; otherwise two could run at once
+                outcomes[-1] = jax.lax.optimization_barrier(outcomes[-1])  # XLA would sum up several at a time
+                x = x + outcomes[-1][:, :1] * 0
             product = one(stacked, jnp.int32(layer), stacked[layer], x)
-            if row.num_rows > FEW:
+            if row.product.outputs > MOST_READ:
                 outcomes.append(product)
-            else:  # one result, as results cost time on the host
+            else:
                 outcomes = [sum(outcomes, jax.nn.silu(product))]
-        return outcomes
+        return outcomes, outcomes[-1][:, ::COMPARED]
 
     # A mesh, since Mosaic asks it for the number of multiprocessors.
     whole = PartitionSpec()
@@ -237,12 +367,12 @@ def mesh() -> Mesh:
 
 
 def num_layers(product: Product) -> int:
-    return max(2, min(8, DISTINCT_BYTES // (product.inputs * product.outputs * DTYPE.itemsize)))
+    return max(2, min(64, DISTINCT_BYTES // (product.inputs * product.outputs * DTYPE.itemsize)))
 
 
 def num_calls(product: Product) -> int:
-    """Calls of one program, no two of the same layer and the same rows."""
-    return max(2, min(40, PROGRAM_BYTES // (product.inputs * product.outputs * DTYPE.itemsize)))
+    """Calls of one program, none of which follows one of the same layer."""
+    return max(2, min(24, PROGRAM_BYTES // (product.inputs * product.outputs * DTYPE.itemsize)))
 
 
 def stacked_shape(product: Product) -> tuple[int, ...]:
@@ -257,17 +387,23 @@ def abstract_arguments(row: Row) -> tuple[Any, Any]:
     return stacked, [x] * NUM_INPUTS
 
 
+@functools.lru_cache(1)
 def draw_weights(product: Product) -> jax.Array:
     """Random matrices of the size that keeps the products' variance at 1."""
-    draw = jax.jit(lambda key: jax.random.normal(key, stacked_shape(product), DTYPE) * product.inputs**-0.5)
-    return jax.device_put(draw(jax.random.key(product.outputs)), NamedSharding(mesh(), PartitionSpec()))
+    drawn = jax.device_put(draw() * np.float32(product.inputs**-0.5)).astype(DTYPE)
+    return jax.device_put(jnp.resize(drawn, stacked_shape(product)), NamedSharding(mesh(), PartitionSpec()))
+
+
+@functools.lru_cache(2)
+def draw_inputs(product: Product, num_rows: int) -> list[jax.Array]:
+    size = num_rows * product.inputs
+    drawn = [draw()[n * 1009 : n * 1009 + size].reshape(num_rows, -1).astype(DTYPE) for n in range(NUM_INPUTS)]
+    return jax.device_put(drawn, NamedSharding(mesh(), PartitionSpec()))
 
 
 @functools.cache
-def draw_inputs(product: Product, num_rows: int) -> list[jax.Array]:
-    shape = (NUM_INPUTS, num_rows, product.inputs)
-    drawn = jax.jit(lambda key: list(jax.random.normal(key, shape, DTYPE)))(jax.random.key(num_rows))
-    return jax.device_put(drawn, NamedSharding(mesh(), PartitionSpec()))
+def draw() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(DRAWN, np.float32)
 
 
 def time_program(program: Compiled, arguments: tuple[Any, ...], rounds: int) -> tuple[float, np.ndarray]:
@@ -281,10 +417,32 @@ def time_program(program: Compiled, arguments: tuple[Any, ...], rounds: int) -> 
         jax.block_until_ready(outcome)
         took = (time.perf_counter() - begin) / queued
         if n == 0:
-            queued = max(2, min(20, int(4e-3 / took)))
+            queued = max(2, min(20, int(2e-3 / took)))
         else:
             times.append(took)
-    return statistics.median(times), np.asarray(outcome[-1], np.float32)
+    return statistics.median(times), np.asarray(outcome[1], np.float32)
+
+
+def measure_ceilings() -> Ceilings:
+    """A copy of a gigabyte, which reads and writes it, and a product of large matrices."""
+    size, num_bytes = (64, 1 << 16) if jax.default_backend() != "gpu" else (8192, 1 << 30)
+    ones = jnp.resize(jax.device_put(draw()[:1000003]).astype(DTYPE), (num_bytes // DTYPE.itemsize,))
+    square = jnp.resize(jax.device_put(draw()[:1000003]).astype(DTYPE), (size, size))
+    copy = best_seconds(jax.jit(lambda x: -x), ones)
+    matmul = best_seconds(jax.jit(lambda x: x @ x), square)
+    return Ceilings(2 * num_bytes / copy, 2 * size**3 / matmul)
+
+
+def best_seconds(run: Callable, argument: jax.Array) -> float:
+    times = []
+    for _ in range(8):
+        begin = time.perf_counter()
+        outcome = None
+        for _ in range(10):
+            outcome = run(argument)
+        jax.block_until_ready(outcome)
+        times.append((time.perf_counter() - begin) / 10)
+    return min(times)
 
 
 def compare(found: np.ndarray, expected: np.ndarray) -> float:
@@ -293,26 +451,38 @@ def compare(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def summarize(measured: list[Row], products: list[Product], numbers: list[int]) -> list[dict[str, Any]]:
+def summarize(
+    measured: list[Row], products: list[Product], numbers: list[int], ceilings: Ceilings
+) -> list[dict[str, Any]]:
     """The table's entries: the fastest right kernel of each product and number of rows, XLA unless one wins clearly."""
     entries = []
-    print("\nproduct, rows: XLA, best")
+    print("\nproduct | rows | best | us | XLA us, untuned | floor us")
     for product in products:
         chosen = []
         for n in sorted(numbers):
             own = [row for row in measured if row.product == product and row.num_rows == n and row.micros is not None]
-            xla = next((row for row in own if row.choice == XLA), None)
+            xla = next((row for row in own if row.choice == XLA and row.is_tuned), None)
             if xla is None or xla.micros is None:
                 continue
-            right = [row for row in own if row.error is not None and row.error < MAX_ERROR]
+            untuned = next((row.micros for row in own if row.choice == XLA and not row.is_tuned), None)
+            right = [row for row in own if row.error is not None and row.error < MAX_ERROR and row.is_tuned]
             best = min(right, key=lambda row: row.micros or 0.0, default=xla)
+            quickest = best
             if best.micros is None or best.micros > GAIN * xla.micros:
                 best = xla
             times = {"micros": round(best.micros or 0.0, 1), "xla_micros": round(xla.micros, 1)}
             chosen.append({"up_to": n, **best.describe(), **times})
-            print(f"{name(product)}, {n}: {xla.micros:.1f} us, {best.micros:.1f} us {show(best.choice)}", flush=True)
+            floor = ceilings.floor(product, n)
+            cells = [name(product), str(n), show(quickest.choice), f"{quickest.micros:.1f}"]
+            cells += [f"{xla.micros:.1f} {untuned or 0.0:.1f}", f"{floor:.1f}"]
+            print(" | ".join(cells), flush=True)
         if chosen:
             entries.append({**product._asdict(), "rows": chosen})
+    wrong = [row for row in measured if row.note or (row.error is not None and not row.error < MAX_ERROR)]
+    for row in wrong[:12]:
+        print(f"{name(row.product)}, {row.num_rows}, {show(row.choice)}: error {row.error} {row.note[:100]}")
+    if wrong:
+        print(f"{len(wrong)} failed or were wrong")
     return entries
 
 
@@ -334,19 +504,13 @@ def write_table(path: Path, about: dict[str, str], entries: list[dict[str, Any]]
 
 
 def name(product: Product) -> str:
-    return f"{product.inputs} x {product.outputs}{' transposed' if product.transposed else ''}"
+    return f"{product.inputs}x{product.outputs}{'T' if product.transposed else ''}"
 
 
 def show(choice: Choice) -> str:
-    config = choice.config
-    constants = [] if config is None else [f"{f.name} {getattr(config, f.name)}" for f in dataclasses.fields(config)]
-    return ", ".join([choice.kernel, *constants])
-
-
-def line(row: Row) -> str:
-    time = f"{row.micros:8.1f} us" if row.micros is not None else "        --"
-    error = "" if row.error is None else f"{row.error:.1e}"
-    return f"| {name(row.product):24} | {row.num_rows:4} | {time} | {error:7} | {show(row.choice)} | {row.note}"
+    if choice.config is None:
+        return choice.kernel
+    return " ".join([choice.kernel, *(str(int(value)) for value in dataclasses.astuple(choice.config))])
 
 
 def first_line(error: Exception) -> str:

@@ -63,6 +63,26 @@ class MosaicConfig:
         return is_whole and not product.transposed and product.dtype in ("bfloat16", "float16")
 
 
+@dataclass(frozen=True, slots=True)
+class TurnedConfig:
+    """Constants of the turned Mosaic kernel: outputs of a warpgroup, rows and inputs of a turn, and the parts."""
+
+    tile_out: int = 64
+    tile_rows: int = 64
+    tile_in: int = 64
+    num_stages: int = 4
+    split: int = 1
+    cluster: int = 1  # blocks that share the rows they read
+
+    def takes(self, product: Product, num_rows: int) -> bool:
+        """Rows by 8 and outputs by 64, as they lie in shared memory, whole turns and parts, of 16-bit numbers."""
+        is_whole = num_rows % 8 == 0 and product.outputs % 64 == 0 and product.inputs % (self.tile_in * self.split) == 0
+        return is_whole and product.dtype in ("bfloat16", "float16")
+
+
+Config = FewRowsConfig | MosaicConfig | TurnedConfig
+
+
 class Stack(NamedTuple):
     """The matrices of all layers as one array, and the number of the running layer."""
 
@@ -73,12 +93,12 @@ class Stack(NamedTuple):
 class Choice(NamedTuple):
     """A kernel with its constants; XLA has none."""
 
-    kernel: str  # "xla", "triton" or "mosaic"
-    config: FewRowsConfig | MosaicConfig | None = None
+    kernel: str  # "xla", "triton", "mosaic" or "turned"
+    config: Config | None = None
 
 
 XLA = Choice("xla")
-CONFIGS: dict[str, type[FewRowsConfig] | type[MosaicConfig]] = {"triton": FewRowsConfig, "mosaic": MosaicConfig}
+CONFIGS: dict[str, type[Config]] = {"triton": FewRowsConfig, "mosaic": MosaicConfig, "turned": TurnedConfig}
 
 # For each product the rows up to which a choice holds, in order. Beyond the last it is XLA's.
 Table = Mapping[Product, tuple[tuple[int, Choice], ...]]

@@ -17,7 +17,7 @@ from jaxllm.kernels.matmul.choice import XLA, Choice, Product, Stack, choose, re
 
 logger = logging.getLogger(__name__)
 
-MODULES = {"triton": "triton_few_rows", "mosaic": "mosaic"}
+MODULES = {"triton": "triton_few_rows", "mosaic": "mosaic", "turned": "mosaic_turned"}
 
 
 def matmul(

@@ -18,6 +18,7 @@ from jaxllm.kernels.matmul.choice import (
     MosaicConfig,
     Product,
     Stack,
+    TurnedConfig,
     choose,
     parse_table,
     read_table,
@@ -168,6 +169,76 @@ def test_few_rows_are_multiplied_like_by_the_reference(rows, split, on_tensor_co
     with jax.default_matmul_precision("highest"):
         own = error(reference.matmul(x, weight[1], transposed=transposed), expected)
     assert error(out, expected) < max(1.5 * own, 1e-6)
+
+
+def test_the_turned_kernel_takes_whole_groups_of_rows_outputs_turns_and_parts():
+    config = TurnedConfig(tile_in=64, split=2)
+    assert config.takes(Product(256, 192, False, "bfloat16"), 24)
+    assert config.takes(Product(256, 192, True, "float16"), 8)
+    assert not config.takes(Product(256, 192, False, "bfloat16"), 20)
+    assert not config.takes(Product(192, 192, False, "bfloat16"), 24)
+    assert not config.takes(Product(256, 96, False, "bfloat16"), 24)
+    assert not config.takes(Product(256, 192, False, "float32"), 24)
+
+
+TURNED = {
+    "one_turn_each": (8, 128, 256, TurnedConfig(64, 8, 64, 2, split=2)),
+    "several_items_a_block": (24, 256, 640, TurnedConfig(64, 24, 64, 3)),
+    "rows_and_outputs_end_within_a_tile": (40, 256, 448, TurnedConfig(64, 16, 64, 2)),
+    "clusters": (64, 256, 512, TurnedConfig(64, 32, 64, 2, cluster=2)),
+    "clusters_behind_the_end_and_parts": (32, 512, 384, TurnedConfig(64, 32, 128, 2, split=2, cluster=2)),
+    "large_tiles": (48, 256, 512, TurnedConfig(128, 48, 128, 2)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.interpreter
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", TURNED)
+def test_the_turned_product_is_the_reference_s(name, transposed, monkeypatch):
+    on_gpu = jax.default_backend() == "gpu"
+    if on_gpu and capability() != 90:
+        pytest.skip("the turned product is for Hopper")
+    turned = importlib.import_module("jaxllm.kernels.matmul.mosaic_turned")
+    rows, inputs, outputs, config = TURNED[name]
+    interpret = None
+    if not on_gpu:
+        monkeypatch.setattr(turned, "num_multiprocessors", lambda: 4)  # so that each takes several items
+        interpret = importlib.import_module("jax.experimental.pallas.mosaic_gpu").InterpretGPUParams()
+    dtype = jnp.bfloat16 if on_gpu else jnp.float16
+    x, weight = draw(np.random.default_rng(rows), rows, inputs, outputs, transposed, dtype)
+    expected = exact(x, weight, transposed)
+    own = error(reference.matmul(x, weight[1], transposed=transposed), expected)
+    for _ in range(3 if on_gpu else 1):  # a race shows in one run and not in the next
+        stack = Stack(weight, jnp.int32(1))
+        out = turned.multiply(config, x, stack, transposed=transposed, interpret=interpret)
+        assert out.shape == (rows, outputs)
+        assert out.dtype == dtype
+        assert error(out, expected) < 1.5 * own
+
+
+LARGE = [
+    (8, 4096, 4096, TurnedConfig(64, 8, 128, 5, split=4)),
+    (64, 4096, 6144, TurnedConfig(64, 64, 64, 8, cluster=2)),
+    (128, 4096, 4096, TurnedConfig(128, 128, 64, 4, split=4, cluster=4)),
+    (256, 4096, 9216, TurnedConfig(64, 256, 64, 4, cluster=2)),
+    (384, 4096, 4096, TurnedConfig(128, 192, 64, 3, cluster=2)),
+    (512, 2048, 8256, TurnedConfig(64, 256, 64, 4, cluster=4)),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "inputs", "outputs", "config"), LARGE)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_large_turned_products_are_the_reference_s(rows, inputs, outputs, config, transposed):
+    if capability() != 90:
+        pytest.skip("the turned product is for Hopper")
+    turned = importlib.import_module("jaxllm.kernels.matmul.mosaic_turned")
+    x, weight = draw(np.random.default_rng(rows), rows, inputs, outputs, transposed, jnp.bfloat16)
+    expected = exact(x, weight, transposed)
+    own = error(reference.matmul(x, weight[1], transposed=transposed), expected)
+    for _ in range(3):
+        assert error(turned.multiply(config, x, Stack(weight, 1), transposed=transposed), expected) < 1.5 * own
 
 
 @pytest.mark.gpu
