@@ -1,6 +1,9 @@
 """The flags of `jaxllm bench`, with vLLM's names where it has them. Knows names, types and ranges: measures nothing."""
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs, engine_args, flag
 from jaxllm.config.errors import InputError
@@ -12,6 +15,8 @@ WORKLOAD_NAMES = ("L1", "L8", "W1", "W2", "W3", "H1")
 
 _ENGINE_HELP = "what to measure: jaxllm, hf (transformers, which needs torch), or both, one after the other"
 _WORKLOAD_HELP = f"workloads of the comparison, several if you like: {', '.join(WORKLOAD_NAMES)}"
+_PROFILE_HELP = "folder for a jax profiler trace and tables of where a step's time goes, taken after the measurement"
+_PROFILE_STEPS_HELP = "steps to trace at the start of a workload, and as many in its middle"
 _HF_MODES_HELP = "static (batches padded to their longest request) and/or continuous (its own batching)"
 
 
@@ -33,9 +38,11 @@ class ThroughputArgs:
     hf_batch_size: int = flag(64, "requests in a static batch of transformers")
     output_json: str | None = flag(None, "file to write everything measured to")
     save_detailed: bool = flag(False, "write every request's tokens and their times to that file too")
+    profile: str | None = flag(None, _PROFILE_HELP)
+    profile_steps: int = flag(32, _PROFILE_STEPS_HELP)
 
     def __post_init__(self) -> None:
-        _check_shared(self.engine, self.workload, self.hf_mode, self.hf_batch_size)
+        _check_shared(self)
         _check_positive(num_prompts=self.num_prompts, input_len=self.input_len, output_len=self.output_len)
         if self.dataset_name != "random":
             raise InputError(f"dataset_name={self.dataset_name!r} is not supported yet; leave it out or at 'random'")
@@ -62,9 +69,11 @@ class LatencyArgs:
     hf_batch_size: int = flag(64, "requests in a static batch of transformers")
     output_json: str | None = flag(None, "file to write everything measured to")
     save_detailed: bool = flag(False, "write every request's tokens and their times to that file too")
+    profile: str | None = flag(None, _PROFILE_HELP)
+    profile_steps: int = flag(32, _PROFILE_STEPS_HELP)
 
     def __post_init__(self) -> None:
-        _check_shared(self.engine, self.workload, self.hf_mode, self.hf_batch_size)
+        _check_shared(self)
         _check_positive(batch_size=self.batch_size, input_len=self.input_len, output_len=self.output_len)
         _check_positive(num_iters=self.num_iters, num_iters_warmup=self.num_iters_warmup)
         if self.workload:
@@ -83,21 +92,34 @@ def bench_engine_args(options: dict[str, object]) -> EngineArgs:
     return engine_args({"enable_prefix_caching": False, "skip_tokenizer_init": True, **options})
 
 
+def sorted_values[A](args: type[A], values: Mapping[str, Any]) -> tuple[A, dict[str, Any]]:
+    """Parts a command's own flags from the engine's; the former are checked.
+
+    Raises:
+        InputError: see the command's dataclass.
+    """
+    own = {field.name for field in dataclasses.fields(args)}  # pyright: ignore[reportArgumentType]
+    options = {name: value for name, value in values.items() if name not in own}
+    return args(**{name: value for name, value in values.items() if name in own}), options
+
+
 def workload_names(given: tuple[str, ...]) -> tuple[str, ...]:
     """Reads `L1 W1` and `L1,W1` alike."""
     return tuple(name for words in given for name in words.split(",") if name)
 
 
-def _check_shared(engine: str, workload: tuple[str, ...], hf_mode: tuple[str, ...], hf_batch_size: int) -> None:
-    if engine not in ENGINES:
-        raise InputError(f"engine={engine!r} is not known; choose one of {', '.join(ENGINES)}")
-    for name in workload_names(workload):
+def _check_shared(args: ThroughputArgs | LatencyArgs) -> None:
+    if args.engine not in ENGINES:
+        raise InputError(f"engine={args.engine!r} is not known; choose one of {', '.join(ENGINES)}")
+    for name in workload_names(args.workload):
         if name not in WORKLOAD_NAMES:
             raise InputError(f"workload={name!r} is not known; there are {', '.join(WORKLOAD_NAMES)}")
-    for mode in hf_mode:
+    for mode in args.hf_mode:
         if mode not in HF_MODES:
             raise InputError(f"hf_mode={mode!r} is not known; there are {', '.join(HF_MODES)}")
-    _check_positive(hf_batch_size=hf_batch_size)
+    _check_positive(hf_batch_size=args.hf_batch_size, profile_steps=args.profile_steps)
+    if args.profile is not None and args.engine != "jaxllm":
+        raise InputError(f"profile={args.profile!r} needs engine='jaxllm', got {args.engine!r}: its steps are traced")
 
 
 def _check_positive(**values: int | None) -> None:
