@@ -102,4 +102,4 @@ def _device_event(event, stats: dict) -> DeviceEvent:
 
 
 def _number(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else None
