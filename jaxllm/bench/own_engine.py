@@ -17,6 +17,7 @@ from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.engine import StepTimes
+from jaxllm.models.config import ModelConfig
 from jaxllm.scheduler.batch import SchedulerStats
 
 
@@ -93,8 +94,12 @@ class OwnEngine:
         return Run(seconds, outputs, token_times, step_figures(engine.times, stats, engine.scheduler.stats))
 
     @property
-    def num_layers(self) -> int:
-        return self._built.model.num_layers
+    def model(self) -> ModelConfig:
+        return self._built.model
+
+    @property
+    def kv_dtype(self) -> str:
+        return self._built.runner.program.kv_dtype.name
 
     def program_texts(self) -> dict[str, Callable[[], str | None]]:
         """Gives for each compiled step, by its name in a trace, what reads its optimised program."""

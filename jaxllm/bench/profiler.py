@@ -45,11 +45,12 @@ class Profiler:
         profile, frames = Profile(), _frames(subject, traces)
         for trace in traces:
             add_trace(profile, trace, frames)
+        num_layers = subject.model.num_layers
         unprofiled = _host_line(measurement.steps)
         steps = dataclasses.asdict(measurement.steps)
-        self._reports[name] = as_json(profile, subject.num_layers) | {"steps_without_profiler": steps}
-        print("\n".join(["", *profile_lines(name, profile, subject.num_layers, _SHOWN_KINDS), unprofiled]), flush=True)
-        self._lines += [*profile_lines(name, profile, subject.num_layers), unprofiled, ""]
+        self._reports[name] = as_json(profile, num_layers) | {"steps_without_profiler": steps}
+        print("\n".join(["", *profile_lines(name, profile, num_layers, _SHOWN_KINDS), unprofiled]), flush=True)
+        self._lines += [*profile_lines(name, profile, num_layers), unprofiled, ""]
         self._write()
 
     def _write(self) -> None:
