@@ -1,4 +1,4 @@
-"""`jaxllm bench suite`: every workload of the comparison on every model named, in one go. Knows plan and processes.
+"""`jaxllm bench suite`: every workload of the comparison on every model named, in one go. Knows processes.
 
 Each start of an engine is a process of its own, so that it has the whole device, and so that one that fails or that
 runs out of time takes nothing else with it. What was measured is written all the same, and what was not says why.
@@ -10,30 +10,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jaxllm.bench.args import SuiteArgs, add_bench_flags, bench_engine_args, sorted_values, workload_names
+from jaxllm.bench.args import SuiteArgs, add_bench_flags, bench_engine_args, sorted_values
+from jaxllm.bench.suite_plan import Part, plan
 from jaxllm.config.errors import InputError
 from jaxllm.options import OptionParser, as_flag
 
 TITLE = "bench suite"
-WORKLOADS = ("L1", "L8", "W1", "W2", "W3")
-MANY_ROWS_WORKLOADS = ("W1",)  # what engines of --more-seqs run
-COMPARED_WORKLOAD = "H1"
 _SECONDS_TO_END = 20.0  # that a process gets between being asked to end and being made to
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One start of one engine, and what it measures."""
-
-    model: str
-    num_seqs: int
-    workloads: tuple[str, ...]
-    engine: str = "jaxllm"
 
 
 def add_flags(parser: OptionParser) -> None:
@@ -77,22 +64,6 @@ def run(values: dict[str, Any]) -> int:
         suite.write(args.output_json)
     print_suite(suite)
     return int(suite.has_failed)
-
-
-def plan(args: SuiteArgs) -> list[Part]:
-    """Lists the parts, the most telling ones first: a run may end early."""
-    asked = workload_names(args.workload)
-
-    def chosen(workloads: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in workloads if not asked or name in asked)
-
-    compared = (COMPARED_WORKLOAD,) if args.engine == "both" or COMPARED_WORKLOAD in asked else ()
-    parts = [Part(model, args.num_seqs, chosen(WORKLOADS + compared)) for model in args.models]
-    if args.more_seqs:
-        parts += [Part(model, args.more_seqs, chosen(MANY_ROWS_WORKLOADS)) for model in args.models]
-    if args.engine == "both":
-        parts += [Part(model, args.num_seqs, (COMPARED_WORKLOAD,), "hf") for model in args.models]
-    return [part for part in parts if part.workloads]
 
 
 def _engine_options(options: Mapping[str, Any], model: str, num_seqs: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxllm.bench.report import print_facts, table_lines, write_json
+from jaxllm.bench.suite_plan import Part
 
 PEERS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"  # of a checkout; elsewhere there are none
 
@@ -58,7 +59,7 @@ class Suite:
     def has_failed(self) -> bool:
         return any(row["status"].startswith("failed") for row in self.rows)
 
-    def add(self, part: Any, content: Mapping[str, Any]) -> None:
+    def add(self, part: Part, content: Mapping[str, Any]) -> None:
         """Adds what a part wrote."""
         if "ceilings" in content:
             self.ceilings = (content["ceilings"]["copy"], content["ceilings"]["matmul"])
@@ -74,7 +75,7 @@ class Suite:
             self._append(part, workload, result["engine"], "measured", result | (start if number == len(found) else {}))
         self.add_missing(part, content.get("error", "not run: it was not reached"))
 
-    def add_missing(self, part: Any, reason: str = "not run: the suite was ended before") -> None:
+    def add_missing(self, part: Part, reason: str = "not run: the suite was ended before") -> None:
         """Adds the workloads of a part of which nothing is known, with the reason."""
         for workload in part.workloads:
             if not any(
@@ -90,7 +91,7 @@ class Suite:
     def as_json(self) -> dict[str, Any]:
         return {**self.facts, "rows": self.rows}
 
-    def _append(self, part: Any, workload: str, engine: str, status: str, result: Mapping[str, Any] | None) -> None:
+    def _append(self, part: Part, workload: str, engine: str, status: str, result: Mapping[str, Any] | None) -> None:
         if result is not None and "floor" not in result:  # it is the device's, whichever engine runs there
             same = (r["result"] for r in self.rows if (r["model"], r["workload"]) == (part.model, workload))
             result = {**result, "floor": next((r["floor"] for r in same if r is not None), None)}

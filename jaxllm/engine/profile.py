@@ -10,6 +10,9 @@ PREFIX = "jaxllm:"  # of the names of spans, so that whoever reads a trace finds
 PHASES = ("schedule", "build", "execute", "wait", "update")  # "execute" has the step's shape behind it
 
 
+_NO_SPAN = nullcontext()
+
+
 class Spans:
     """Marks what the host does while a trace is taken; costs nothing worth measuring while none is."""
 
@@ -18,7 +21,7 @@ class Spans:
 
     def __call__(self, name: str) -> AbstractContextManager:
         """Gives a span to be entered."""
-        return jax.profiler.TraceAnnotation(PREFIX + name) if self.is_on else nullcontext()
+        return jax.profiler.TraceAnnotation(PREFIX + name) if self.is_on else _NO_SPAN
 
 
 def start_trace(directory: str, python_calls: bool = True) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from jaxllm.bench import suite, suite_part
 from jaxllm.bench.args import SuiteArgs
-from jaxllm.bench.suite import Part, plan
+from jaxllm.bench.suite_plan import Part, plan
 from jaxllm.bench.suite_report import Peer, Suite, read_peers, readme_lines, suite_lines
 from jaxllm.cli import main
 
