@@ -33,7 +33,7 @@ test-newest:
 test-interpreter:
 	UV_PROJECT_ENVIRONMENT=$(INTERPRETER) uv sync --frozen
 	uv --no-config pip install --python $(INTERPRETER)/bin/python triton jax-triton 'numpy<2.5'
-	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -m interpreter tests/kernels
+	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -m interpreter tests/kernels tests/scripts
 
 test-gpu:
 	uv run --extra $(CUDA) pytest -m gpu

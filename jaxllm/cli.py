@@ -186,5 +186,8 @@ COMMANDS = {
     "bench latency": _found_in(
         "jaxllm.bench.latency", "measure one batch of requests, again and again", "[flags]", ("bench latency",)
     ),
+    "bench suite": _found_in(
+        "jaxllm.bench.suite", "measure every workload beside what the device allows", "[flags]", ("bench suite",)
+    ),
     "collect-env": _found_in("jaxllm.terminal.collect_env", "say what a report of a defect should say", "", ()),
 }

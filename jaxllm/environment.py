@@ -17,3 +17,10 @@ def prepare_environment(environment: MutableMapping[str, str]) -> None:
     }
     for name, value in defaults.items():
         environment.setdefault(name, value)
+
+
+def keep_command_buffers(environment: MutableMapping[str, str]) -> None:
+    """Has XLA keep its command buffers (CUDA graphs) under the profiler, unless the user's XLA_FLAGS name them."""
+    flags, name = environment.get("XLA_FLAGS", ""), "xla_enable_command_buffers_during_profiling"
+    if name not in flags:
+        environment["XLA_FLAGS"] = f"{flags} --{name}=true".strip()

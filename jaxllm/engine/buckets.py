@@ -32,6 +32,11 @@ class StepShape(NamedTuple):
     def program(self) -> str:
         return "decode" if self.num_tokens == self.num_requests else "mixed"
 
+    @property
+    def label(self) -> str:
+        """The shape as a name, of its compiled program."""
+        return str(self).replace(" ", "_").replace("=", "")
+
     def __str__(self) -> str:
         return f"{self.program} T={self.num_tokens} B={self.num_requests} M={self.table_width} {self.variant}"
 

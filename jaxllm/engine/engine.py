@@ -14,7 +14,7 @@ from jaxllm.engine.input_builder import InputBuilder, PromptScoring
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.messages import sample_ids
 from jaxllm.engine.model_runner import PendingTokens, Runner
-from jaxllm.engine.profile import start_trace, stop_trace
+from jaxllm.engine.profile import Spans, start_trace, stop_trace
 from jaxllm.engine.score_book import ScoreBook
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.batch import ScheduledBatch
@@ -84,6 +84,7 @@ class Engine:
         self._runner = runner
         self._watchdog = watchdog
         self._scores = ScoreBook()
+        self._span = Spans()
         self._in_flight: deque[Launched] = deque()
 
     @property
@@ -204,12 +205,14 @@ class Engine:
                 self.resume()
         return updates
 
-    def start_profile(self, directory: str) -> None:
-        """Begins a jax profiler trace, to be written below the directory."""
-        start_trace(directory)
+    def start_profile(self, directory: str, python_calls: bool = True) -> None:
+        """Begins a jax profiler trace, to be written below the directory, with the parts of each step marked."""
+        start_trace(directory, python_calls)
+        self._span.is_on = True
 
     def stop_profile(self) -> None:
         """Ends the trace and writes it."""
+        self._span.is_on = False
         stop_trace()
 
     def reset_prefix_cache(self) -> bool:
@@ -222,7 +225,8 @@ class Engine:
 
     def _schedule(self) -> ScheduledBatch | None:
         start = time.perf_counter()
-        batch = self.scheduler.schedule()
+        with self._span("schedule"):
+            batch = self.scheduler.schedule()
         self.times.schedule += time.perf_counter() - start
         return batch
 
@@ -232,10 +236,11 @@ class Engine:
         name = f"step {batch.step}"
         prompt = None
         try:
-            inputs = self._builder.build(batch)
+            with self._span("build"):
+                inputs = self._builder.build(batch)
             built = time.perf_counter()
             name = f"step {batch.step} ({inputs.shape})"
-            with self._watchdog.watching(lambda: describe(name, batch)):
+            with self._watchdog.watching(lambda: describe(name, batch)), self._span(f"execute {inputs.shape}"):
                 tokens = self._runner.execute(inputs)
             prompt = inputs.prompt
             self.times.num_padded_tokens += inputs.shape.num_tokens - batch.num_tokens
@@ -259,15 +264,16 @@ class Engine:
         launched = self._in_flight.popleft()
         start = time.perf_counter()
         try:
-            with self._watchdog.watching(lambda: describe(launched.name, launched.batch)):
+            with self._watchdog.watching(lambda: describe(launched.name, launched.batch)), self._span("wait"):
                 tokens = launched.tokens.read()
                 scores = launched.tokens.read_scores()
         except Exception as error:
             return self._recover(launched, error)
         read = time.perf_counter()
         tokens = tokens[: len(launched.batch.items)]
-        updates = self.scheduler.update(launched.batch, tokens)
-        self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
+        with self._span("update"):
+            updates = self.scheduler.update(launched.batch, tokens)
+            self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
         self.times.wait += read - start
         self.times.update += time.perf_counter() - read
         return updates

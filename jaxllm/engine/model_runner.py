@@ -1,7 +1,7 @@
 """Owns the device's arrays: weights, KV cache, row state. Knows packed inputs and executables; no requests."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -118,6 +118,10 @@ class ModelRunner:
     @property
     def program(self) -> StepProgram:
         return self._compiler.program
+
+    def program_texts(self) -> dict[str, Callable[[], str | None]]:
+        """Gives for each compiled step, by its name in a trace, what reads its optimised program."""
+        return self._compiler.texts()
 
     def reset(self) -> None:
         """Makes an empty cache and row state. The pool starts as zeros: a masked score of 0 x NaN would be NaN."""

@@ -39,7 +39,7 @@ class StepCompiler:
         self.num_rows = num_rows
         self.settings = settings
         self.largest_temporary = 0  # bytes, of the programs compiled so far
-        self._compiled: dict[Hashable, Callable] = {}
+        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
         self._lock = Lock()
 
     def get(self, shape: StepShape) -> Callable:
@@ -60,6 +60,11 @@ class StepCompiler:
         return self._compiled.get(key) or self._keep(
             key, lambda: compile_prompt_scorer(self.program, num_tokens, num_scored, num_best, self.settings)
         )
+
+    def texts(self) -> dict[str, Callable[[], str | None]]:
+        """Gives for each compiled step, by its name in a trace, what reads its optimised program."""
+        shapes = {f"jit_{key.label}": key for key in self._compiled if isinstance(key, StepShape)}
+        return {name: self._compiled[shape].as_text for name, shape in shapes.items()}
 
     def warm_up(self, shapes: Iterable[StepShape | SamplerShape], num_threads: int) -> None:
         """Compiles programs ahead of the first request, in parallel."""
