@@ -36,7 +36,7 @@ test-interpreter:
 	uv --no-config pip install --python $(INTERPRETER)/bin/python triton jax-triton 'numpy<2.5'
 	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -m interpreter tests/kernels
 
-# Kernels and steps compiled for GPUs that are not here. CUDA's libraries are a download of 2.5 GB.
+# Kernels and steps compiled for GPUs that are not here. CUDA's libraries are a download of 2.6 GB.
 test-aot:
 	UV_PROJECT_ENVIRONMENT=$(AOT) uv sync --frozen --extra cuda13
 	JAX_PLATFORMS=cpu $(AOT)/bin/python -m pytest -m aot tests/kernels tests/engine

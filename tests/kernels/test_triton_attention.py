@@ -24,15 +24,15 @@ def attend():
     version = importlib.import_module("jaxllm.kernels.paged_attention.triton")
 
     @functools.partial(jax.jit, static_argnames=("scale", "softcap"))
-    def run(query, kv_cache, layer, table, start, length, window, scale, softcap):
+    def run(query, kv_cache, layer, table, start, length, window, sinks, scale, softcap):
         with poisoned_results():
             return version.paged_attention(
-                query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap
+                query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap, sinks=sinks
             )
 
-    def attend(inputs, scale, window=None, softcap=None):
+    def attend(inputs, scale, window=None, softcap=None, sinks=None):
         traced_window = None if window is None else jnp.int32(window)
-        return run(*inputs, traced_window, scale=scale, softcap=softcap)
+        return run(*inputs, traced_window, sinks, scale=scale, softcap=softcap)
 
     return attend
 
@@ -53,19 +53,20 @@ def assert_equal_where_real(out, expected, tolerance=TOLERANCE):
 def test_every_case_equals_dense_attention(attention_case, make_attention_inputs, dense_attention, attend):
     case = attention_case
     inputs = make_attention_inputs(case)
-    scale = case.head_dim**-0.5
-    out = attend(poison(inputs), scale, case.window, case.softcap)
+    out = attend(poison(inputs), **case.options)
     assert out.dtype == jnp.float32
-    assert_equal_where_real(out, dense_attention(inputs, scale, case.window, case.softcap))
+    assert_equal_where_real(out, dense_attention(inputs, **case.options))
 
 
-@pytest.mark.parametrize("name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths"])
+@pytest.mark.parametrize(
+    "name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths", "decode_of_64_with_sinks"]
+)
 def test_float16_is_accumulated_in_float32(name, case_named, make_attention_inputs, dense_attention, attend):
     case = case_named(name)
     inputs = make_attention_inputs(case, np.float16)
-    out = attend(poison(inputs), 0.125, case.window, case.softcap)
+    out = attend(poison(inputs), **case.options)
     assert out.dtype == jnp.float16
-    assert_equal_where_real(out, dense_attention(inputs, 0.125, case.window, case.softcap), 3e-3)
+    assert_equal_where_real(out, dense_attention(inputs, **case.options), 3e-3)
 
 
 @pytest.mark.parametrize("window", [1, 7, 140, 1 << 30])
@@ -168,6 +169,6 @@ def test_contexts_of_128k_beside_short_ones(attend):
 def test_bfloat16_cases_equal_dense_attention(attention_case, make_attention_inputs, dense_attention, attend):
     case = attention_case
     inputs = make_attention_inputs(case, ml_dtypes.bfloat16)
-    out = attend(poison(inputs), 0.25, case.window, case.softcap)
+    out = attend(poison(inputs), **case.options)
     assert out.dtype == jnp.bfloat16
-    assert_equal_where_real(out, dense_attention(inputs, 0.25, case.window, case.softcap), 3e-2)
+    assert_equal_where_real(out, dense_attention(inputs, **case.options), 3e-2)

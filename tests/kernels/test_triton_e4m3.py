@@ -28,10 +28,10 @@ def triton_version(operation):
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "softcap"))
-def attend(query, kv_cache, layer, table, start, length, window, scale, softcap):
+def attend(query, kv_cache, layer, table, start, length, window=None, sinks=None, *, scale, softcap=None):
     with poisoned_results():
         return triton_version("paged_attention")(
-            query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap
+            query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
 
 
@@ -56,27 +56,27 @@ def assert_equal_where_real(out, expected, tolerance):
 def test_every_case_equals_dense_attention_over_what_is_stored(attention_case, make_attention_inputs, dense_attention):
     case = attention_case
     inputs = in_8_bits(make_attention_inputs(case))
-    scale = case.head_dim**-0.5
-    window = None if case.window is None else jnp.int32(case.window)
-    expected = dense_attention(as_floats(inputs), scale, case.window, case.softcap)
-    out = attend(*inputs, window, scale=scale, softcap=case.softcap)
+    expected = dense_attention(as_floats(inputs), **case.options)
+    out = attend(*inputs, **case.options)
     assert out.dtype == jnp.float32
     assert_equal_where_real(out, expected, 2e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths"])
+@pytest.mark.parametrize(
+    "name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths", "decode_of_64_with_sinks"]
+)
 def test_queries_of_16_bits_are_multiplied_in_float16(name, dtype, case_named, make_attention_inputs, dense_attention):
     if dtype == jnp.bfloat16 and not ON_GPU:
         pytest.skip("the interpreter multiplies the bits of bfloat16 numbers")
     case = case_named(name)
     inputs = in_8_bits(make_attention_inputs(case))
     inputs = inputs._replace(query=np.asarray(jnp.asarray(inputs.query, dtype)))
-    window = None if case.window is None else jnp.int32(case.window)
-    out = attend(*inputs, window, scale=0.125, softcap=None)
+    options = case.options | {"scale": 0.125}
+    out = attend(*inputs, **options)
     assert out.dtype == dtype
     tolerance = 3e-3 if dtype == jnp.float16 else 1e-2
-    assert_equal_where_real(out, dense_attention(as_floats(inputs), 0.125, case.window, None), tolerance)
+    assert_equal_where_real(out, dense_attention(as_floats(inputs), **options), tolerance)
 
 
 def every_kind(shape, dtype=np.float32):
