@@ -121,17 +121,24 @@ def test_batches_that_mosaic_does_not_take_go_to_triton_with_one_line(monkeypatc
     monkeypatch.setattr(version.triton, "paged_attention", lambda *_, **__: "triton")
     version._log_once.cache_clear()
 
-    def attend(num_tokens, head_dim, num_requests=2):
+    def attend(num_tokens, head_dim, num_requests=2, sinks=None):
         query, kv_cache = jnp.zeros((num_tokens, 4, head_dim)), jnp.zeros((1, 2, 2, 2, 16, head_dim))
         table, length = jnp.zeros((num_requests, 1), jnp.int32), jnp.zeros(num_requests, jnp.int32)
         start = jnp.arange(num_requests + 1)
         arrays = (array.astype(jnp.bfloat16) for array in (query, kv_cache))
-        return version.paged_attention(*arrays, 0, table, start, length, scale=1.0)
+        return version.paged_attention(*arrays, 0, table, start, length, scale=1.0, sinks=sinks)
 
     assert attend(512, 80) == attend(1024, 80) == attend(256, 80, num_requests=256) == attend(128, 128) == "triton"
     (warning,) = caplog.records
     assert warning.getMessage() == (
         "paged_attention: mosaic leaves many new tokens to triton: the head size is 80, not one of 64, 128"
+    )
+    caplog.clear()
+    sinks = jnp.zeros(4)
+    assert attend(512, 128, sinks=sinks) == attend(1024, 128, sinks=sinks) == attend(128, 128, sinks=sinks) == "triton"
+    (warning,) = caplog.records
+    assert warning.getMessage() == (
+        "paged_attention: mosaic leaves many new tokens to triton: it knows no attention sinks"
     )
 
 
