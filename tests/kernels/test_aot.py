@@ -36,13 +36,14 @@ def version(operation: str, name: str) -> Callable:
     return getattr(importlib.import_module(module), operation)
 
 
-def attention(T, B, N, K, H, C, dtype, cache=None, window=False, softcap=None, name="triton") -> Program:
+def attention(T, B, N, K, H, C, dtype, cache=None, window=False, softcap=None, sinks=False, name="triton") -> Program:
     """A layer's attention over a table of 64 blocks, with every chunk list as large as an engine's."""
     arrays = [spec(T, N, H, dtype=dtype), spec(2, 99, 2, K, C, H, dtype=cache or dtype), spec(), spec(B, 64)]
-    arrays += [spec(B + 1), spec(B), *([spec()] if window else [])]
+    optional = ({"window": spec()} if window else {}) | ({"sinks": spec(N, dtype=HALF)} if sinks else {})
+    arrays += [spec(B + 1), spec(B), *optional.values()]
 
     def run(*arguments):
-        options = {"window": arguments[6]} if window else {}
+        options = dict(zip(optional, arguments[6:], strict=True))
         return version("paged_attention", name)(*arguments[:6], scale=H**-0.5, softcap=softcap, **options)
 
     return run, arrays
@@ -95,12 +96,14 @@ def product(rows, dtype, kernel, config, transposed=False) -> Program:
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "decode of bfloat16": lambda: attention(8, 8, 32, 8, 128, 16, HALF),
     "decode of float16, wide": lambda: attention(8, 8, 8, 4, 256, 128, jnp.float16, window=True, softcap=30.0),
+    "decode of bfloat16 with sinks": lambda: attention(8, 8, 64, 8, 64, 16, HALF, sinks=True),
     "decode of float32": lambda: attention(8, 8, 14, 2, 80, 8, FULL, window=True),
     "decode of e4m3": lambda: attention(8, 8, 32, 8, 128, 16, HALF, E4M3),
+    "decode of e4m3 with sinks": lambda: attention(8, 8, 64, 8, 64, 32, jnp.float16, E4M3, window=True, sinks=True),
     "mixed bfloat16": lambda: attention(64, 4, 32, 8, 128, 16, HALF),
     "mixed float16, wide": lambda: attention(64, 4, 8, 4, 256, 128, jnp.float16, softcap=30.0),
     "mixed float32": lambda: attention(64, 4, 2, 2, 64, 8, FULL),
-    "mixed e4m3 with a window": lambda: attention(64, 4, 14, 2, 64, 16, HALF, E4M3, window=True),
+    "mixed e4m3 with a window and sinks": lambda: attention(64, 4, 14, 2, 64, 16, HALF, E4M3, window=True, sinks=True),
     "kv_write": lambda: write(8, 128, HALF),
     "kv_write of e4m3": lambda: write(3, 80, FULL, E4M3),
     "rope_kv_write": lambda: rope(8, 4, 128, 64, HALF),
