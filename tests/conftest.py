@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from jax.experimental import topologies
 
 from jaxllm import LLM
 
@@ -15,6 +17,8 @@ from jaxllm import LLM
 @pytest.fixture(scope="session", autouse=True)
 def _compile_cache(request: pytest.FixtureRequest) -> None:
     """One on-disk cache for all tests: engines of the same shape compile once."""
+    if any(item.get_closest_marker("aot") for item in request.session.items):
+        return  # what is compiled for a device that is not here cannot be read back
     assert request.config.cache is not None
     jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -25,6 +29,18 @@ def _compile_cache(request: pytest.FixtureRequest) -> None:
 def golden() -> Path:
     """The folder of checkpoints with random weights and of what they must produce."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def describe_gpu() -> Callable[[str], Any]:
+    """Gives a device that is not here to compile for: "a100", "l40s" or "h200", as tests/gpus/ describes them."""
+
+    def describe(name: str) -> Any:
+        text = (Path(__file__).parent / "gpus" / f"{name}.txtpb").read_text()
+        topology = topologies.get_topology_desc("", platform="cuda", target_config=text, topology="1x1x1")
+        return topology.devices[0]
+
+    return describe
 
 
 @pytest.fixture(scope="session")

@@ -149,21 +149,24 @@ def test_batches_that_mosaic_does_not_take_go_to_triton_with_one_line_each(monke
     monkeypatch.setattr(version.triton, "paged_attention", lambda *_, **__: "triton")
     version._log_once.cache_clear()
 
-    def attend(num_tokens, head_dim, num_requests=2, dtype=jnp.bfloat16, cache_dtype=jnp.bfloat16):
+    def attend(num_tokens, head_dim, num_requests=2, dtype=jnp.bfloat16, cache_dtype=jnp.bfloat16, sinks=None):
         query = jnp.zeros((num_tokens, 4, head_dim), dtype)
         kv_cache = jnp.zeros((1, 2, 2, 2, 16, head_dim), cache_dtype)
         table, length = jnp.zeros((num_requests, 1), jnp.int32), jnp.zeros(num_requests, jnp.int32)
         start = jnp.arange(num_requests + 1)
-        return version.paged_attention(query, kv_cache, 0, table, start, length, scale=1.0)
+        return version.paged_attention(query, kv_cache, 0, table, start, length, scale=1.0, sinks=sinks)
 
     assert attend(512, 80) == attend(1024, 80) == attend(256, 80, num_requests=256) == attend(128, 128) == "triton"
     assert attend(512, 128, cache_dtype=E4M3) == attend(1024, 128, cache_dtype=E4M3) == "triton"
     assert attend(512, 128, dtype=jnp.float32, cache_dtype=jnp.float32) == "triton"
+    sinks = jnp.zeros(4)
+    assert attend(512, 128, sinks=sinks) == attend(1024, 128, sinks=sinks) == attend(128, 128, sinks=sinks) == "triton"
     told = "paged_attention: mosaic leaves many new tokens to triton: "
     assert [record.getMessage() for record in caplog.records] == [
         told + "the head size is 80, not one of 64, 128",
         told + "the cache is e4m3, the queries are bfloat16",
         told + "it multiplies bfloat16 and float16, not float32",
+        told + "it knows no attention sinks",
     ]
 
 
