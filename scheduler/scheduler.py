@@ -278,7 +278,8 @@ class Scheduler:
         if config is None:
             if snapshot["config"] is None:
                 raise ValueError("the snapshot's policy was an object; pass a config with a new one")
-            config = SchedulerConfig(**snapshot["config"])
+            fields = snapshot["config"]
+            config = SchedulerConfig(**fields | {"step_sizes": tuple(fields.get("step_sizes", ()))})
         scheduler = cls(config, pool, groups)
         requests = place_requests(snapshot["requests"], scheduler._roster, decode_params, scheduler._check_restored)
         for request in requests:

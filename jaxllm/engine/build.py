@@ -236,6 +236,7 @@ def _join(
             enable_prefix_caching=args.enable_prefix_caching,
             long_prefill_token_threshold=args.long_prefill_token_threshold,
             max_prefill_tokens=args.max_prefill_tokens,
+            step_sizes=buckets.fillable,
         ),
         BlockPool(memory.num_blocks, args.block_size),
         KVGroups(model.kv_layout.windows),

@@ -27,6 +27,7 @@ from jaxllm.scheduler.siblings import Siblings
 VOCAB = 16
 MAX_MODEL_LEN = 24
 PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 5, 5, 5, 5, 5], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]]
+SIZES = [(), (4, 8, 12)]  # that steps fill
 TENANTS: list[tuple[str | None, tuple[str, ...]]] = [(None, ()), ("salt", ()), (None, ("adapter",))]
 
 type Windows = tuple[int | None, ...]
@@ -318,6 +319,7 @@ class RandomTraffic(RuleBasedStateMachine):
         windows=st.sampled_from(WINDOWS),
         policy=st.sampled_from(POLICIES),
         caps=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+        sizes=st.sampled_from(SIZES),
         caching=st.booleans(),
     )
     def start(
@@ -329,6 +331,7 @@ class RandomTraffic(RuleBasedStateMachine):
         windows: Windows,
         policy: str,
         caps: tuple[int, int],
+        sizes: tuple[int, ...],
         caching: bool,
     ) -> None:
         self.traffic = Traffic(
@@ -340,6 +343,7 @@ class RandomTraffic(RuleBasedStateMachine):
             policy=policy,
             long_prefill_token_threshold=caps[0],
             max_prefill_tokens=caps[1],
+            step_sizes=sizes,
             enable_prefix_caching=caching,
         )
 
@@ -463,6 +467,7 @@ def _long_traffic(seed: int) -> Counter[str]:
         enable_prefix_caching=rng.random() < 0.7,
         long_prefill_token_threshold=rng.choice([0, 0, 3]),
         max_prefill_tokens=rng.choice([0, 0, 2]),
+        step_sizes=rng.choice(SIZES),
     )
     for _ in range(200):
         action = rng.random()
