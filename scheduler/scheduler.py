@@ -124,6 +124,7 @@ class Scheduler:
             tuple(draft.copies),
             draft.num_recomputed,
             tuple(draft.admitted),
+            tuple(draft.grown),
         )
 
     def update(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[RequestUpdate]:

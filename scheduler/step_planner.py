@@ -59,10 +59,12 @@ class StepPlanner:
             if count > 1:
                 count = min(count, left, chunk, prefill_left + 1)
             end = start + count
-            if end > request.num_slots and not self._kv.grow(request, start, end):
-                draft.ran_short = True
-                if not self._make_room(request, end, draft.preempted):
-                    continue
+            if end > request.num_slots:
+                if not self._kv.grow(request, start, end):
+                    draft.ran_short = True
+                    if not self._make_room(request, end, draft.preempted):
+                        continue
+                draft.grown.append(request)
             item = blank(Scheduled)
             item.request = request
             item.row = row

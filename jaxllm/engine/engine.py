@@ -238,7 +238,7 @@ class Engine:
             with self._watchdog.watching(lambda: describe(name, batch)):
                 tokens = self._runner.execute(inputs)
             prompt = inputs.prompt
-            self.times.num_padded_tokens += inputs.shape.num_tokens - batch.num_tokens
+            self.times.num_padded_tokens += inputs.shape.num_tokens - inputs.num_tokens
             self.times.build += built - start
             self.times.execute += time.perf_counter() - built
         except Exception as error:
@@ -281,7 +281,6 @@ class Engine:
         self._scores.forget(updates)
         self.scheduler.recompute_all([launched.batch for launched in self._in_flight])
         self._in_flight.clear()
-        self._builder.forget_rows()
         self._runner.reset()
         return updates
 

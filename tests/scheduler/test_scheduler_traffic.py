@@ -141,6 +141,7 @@ class Traffic:
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.started: set[str] = set()
+        self.tables: dict[int, tuple[Request, int]] = {}  # of rows: whose, and how long, as batches tell
         self.may_be_overtaken: set[str] = set()
         self.cached_tokens: dict[str, int] = {}
         self.now = 0.0
@@ -177,7 +178,10 @@ class Traffic:
         self.seen["preempted"] += len(batch.preempted)
         self.seen["preempted with a token on its way"] += sum(r.num_in_flight > 0 for r in batch.preempted)
         self.seen["copied"] += len(batch.copies)
+        for request in (*batch.admitted, *batch.grown):
+            self.tables[request.row or 0] = (request, len(request.block_tables[0]))
         for item in batch.items:
+            assert self.tables[item.row] == (item.request, len(item.request.block_tables[0])), "it grew in secret"
             name = item.request.request_id
             if name not in self.started:
                 self._start(item.request)
