@@ -1,6 +1,7 @@
 """How many tokens a step should have, and how many of prompts beside the single ones of requests. Chooses no requests.
 
-Steps are padded to a few sizes. To put a few tokens of a prompt off costs less than padding: the next step computes
+Two things cap it besides the configured limits. Running requests may want their next token by a time: see pace.py. And
+steps are padded to a few sizes. To put a few tokens of a prompt off costs less than padding: the next step computes
 them all the same, and one request waits for its token a step longer.
 """
 
@@ -10,6 +11,7 @@ from itertools import islice
 
 from jaxllm.scheduler.config import SchedulerConfig
 from jaxllm.scheduler.kv_cache import KVCache
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.policy import CountCached
 from jaxllm.scheduler.request import Request
 from jaxllm.scheduler.roster import Roster
@@ -18,31 +20,42 @@ from jaxllm.scheduler.roster import Roster
 class StepBudget:
     """Looks at what the next step could compute, and says how much of it should be."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCache, roster: Roster, num_cached: CountCached) -> None:
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCache, roster: Roster, num_cached: CountCached, pace: Pace | None = None
+    ) -> None:
         self._num_tokens = config.max_num_batched_tokens
         self._most = config.prefill_share
         self._sizes = config.step_sizes
         self._kv = kv
         self._roster = roster
         self._num_cached = num_cached
+        self._pace = pace
 
     def next(self, cut: Sequence[Request]) -> tuple[int, int]:
         """Gives the tokens that the next step may have, and how many of them beyond the first of each request.
 
         `cut` names the requests of the step before whose tokens did not all fit.
         """
-        cut = [request for request in cut if request.row is not None] if self._sizes else []
-        waiting = self._startable() if self._sizes else []
+        running = self._roster.running
+        if not self._sizes and self._pace is None:
+            return self._num_tokens, self._most
+        cut = [request for request in cut if request.row is not None]
+        waiting = self._startable()
         if not cut and not waiting:
             return self._num_tokens, self._most
-        num_requests = len(self._roster.running) + len(waiting)
+        limit = self._num_tokens
+        if self._pace is not None and len(running) > len(cut):
+            num_context = sum([request.num_computed for request in running])
+            limit = min(limit, self._pace.most_tokens(len(running), len(running) + bool(waiting), num_context))
+            if limit <= len(running):  # prompts that have begun go on by a token a step, no other begins
+                return min(len(running), self._num_tokens), 0
+        num_requests = len(running) + len(waiting)
         num_more = sum([min(request.num_pending, self._kv.chunk) - 1 for request in cut])
-        num_more = min(num_more + sum(waiting) - len(waiting), self._most)
-        if num_requests + num_more >= self._num_tokens:
-            return self._num_tokens, self._most
-        # One token above a size is the dearest: neither more requests nor more tokens than counted here come into it.
-        size = min(filled(self._sizes, num_requests + num_more, num_requests), self._num_tokens)
-        return size, min(size - num_requests, self._most)
+        num_wanted = num_requests + min(num_more + sum(waiting) - len(waiting), self._most)
+        if num_wanted < limit:
+            limit = min(filled(self._sizes, num_wanted, num_requests), limit)
+        # One token above a size is the dearest, so this many come into the step and no more. All who run have a place.
+        return limit, min(limit - len(running), self._most)
 
     def _startable(self) -> list[int]:
         """Gives the numbers of tokens of the waiting requests for which rows, budget and free blocks will do."""

@@ -7,6 +7,7 @@ field of the batch or behind KVCache, never as a branch here.
 from jaxllm.scheduler.batch import Counters, Scheduled, StepDraft
 from jaxllm.scheduler.config import SchedulerConfig
 from jaxllm.scheduler.kv_cache import KVCache, Prefix
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.policy import room_to_return
 from jaxllm.scheduler.record import blank
 from jaxllm.scheduler.request import Request
@@ -17,11 +18,13 @@ from jaxllm.scheduler.step_budget import StepBudget
 class StepPlanner:
     """Chooses which requests compute how many tokens in a step, and who makes room for whom."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCache, roster: Roster, counters: Counters) -> None:
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCache, roster: Roster, counters: Counters, pace: Pace | None
+    ) -> None:
         self._kv = kv
         self._roster = roster
         self._counters = counters
-        self._budget = StepBudget(config, kv, roster, self._num_cached)
+        self._budget = StepBudget(config, kv, roster, self._num_cached, pace)
         self._cut: list[Request] = []  # those whose tokens did not all fit into the last step
 
     def plan(self) -> StepDraft:

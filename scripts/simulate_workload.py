@@ -19,6 +19,7 @@ from jaxllm.engine.buckets import StepShape, make_buckets
 from jaxllm.scheduler.batch import ScheduledBatch
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.request import Request
 from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-prefill-tokens", type=int, default=0)
+    parser.add_argument("--target-tpot-ms", type=float)
     parser.add_argument("--no-filling", action="store_true", help="take all that fits, whatever the padding")
     args = parser.parse_args()
     rows: list[tuple[str, ...]] = [HEADER]
@@ -70,10 +72,13 @@ def simulate(name: str, args: argparse.Namespace) -> Outcome:
         enable_prefix_caching=False,
         step_sizes=() if args.no_filling else buckets.fillable,
     )
-    scheduler = Scheduler(config, BlockPool(NUM_BLOCKS, BLOCK_SIZE), KVGroups())
+    pace = None
+    if args.target_tpot_ms is not None:
+        pace = Pace(args.target_tpot_ms / 1e3, buckets.mixed_sizes, buckets.decode_size)
+    scheduler = Scheduler(config, BlockPool(NUM_BLOCKS, BLOCK_SIZE), KVGroups(), pace)
     for i, request in enumerate(workload(name)):
         scheduler.add(Request(str(i), request.prompt, request.output_len))
-    in_flight: deque[tuple[ScheduledBatch, float]] = deque()
+    in_flight: deque[tuple[ScheduledBatch, StepShape, float]] = deque()
     last: dict[str, float] = {}
     now = idle_from = 0.0  # of the host, and of the device
     num_steps = num_requests = num_tokens = num_padded = 0
@@ -84,13 +89,17 @@ def simulate(name: str, args: argparse.Namespace) -> Outcome:
         if batch is not None:
             shape = buckets.shape(batch.num_tokens, len(batch.items), 1, "greedy")
             idle_from = max(idle_from, now) + step_ms(shape, batch)
-            in_flight.append((batch, idle_from))
+            in_flight.append((batch, shape, idle_from))
             num_steps += 1
             num_requests += len(batch.items)
             num_tokens += batch.num_tokens
             num_padded += shape.num_tokens - batch.num_tokens
         if len(in_flight) > (batch is not None):
-            oldest, now = in_flight.popleft()
+            before_it = now
+            oldest, shape, now = in_flight.popleft()
+            if pace is not None:
+                context = sum(item.start + item.count for item in oldest.items)
+                pace.time.observe(shape.num_tokens, shape.program == "decode", context, (now - before_it) / 1e3)
             for update in scheduler.update(oldest, [7] * len(oldest.items)):
                 before = last.get(update.request_id)
                 first.append(now) if before is None else gaps.append(now - before)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BETWEEN = (48, 96, 192, 384, 768)  # where a step costs what its rows cost, half of them padding is too much
-MIXED_REQUESTS = (16, 256)  # they cost a few rows of logits only; a request alone is rare, and padded to 16 as fast
+MIXED_REQUESTS = (16, 64, 256)  # more of them leave no room for small steps; a request alone is padded to 16 as fast
 LEAST_TO_FILL = 256  # tokens below which a step costs what reading the weights costs
 # The table's width costs a copy of B x M integers a step and nothing else: only long ones are worth a choice.
 TABLE_WIDTHS = (1024, 4096, 16384, 65536)
@@ -51,16 +51,23 @@ class Buckets:
     def shape(self, num_tokens: int, num_requests: int, table_width: int, variant: Variant) -> StepShape:
         """Gives the smallest compiled shape that holds the step."""
         if num_tokens == num_requests:
-            size = _fit(self.decode, num_requests)
+            size = self.decode_size(num_requests)
             return StepShape(size, size, _fit(self.table_widths, table_width), variant)
         return self._mixed(num_tokens, num_requests, table_width, variant)
 
     def _mixed(self, num_tokens: int, num_requests: int, table_width: int, variant: Variant) -> StepShape:
         requests = _fit(self.mixed_requests, num_requests)
-        tokens = _fit(self.mixed_tokens, num_tokens)
-        if tokens <= requests:  # T == B would mean decode
-            tokens = next(size for size in (*self.mixed_tokens, 2 * requests) if size > requests)
+        tokens = _fit(self.mixed_sizes(num_requests), num_tokens)
         return StepShape(tokens, requests, _fit(self.table_widths, table_width), variant)
+
+    def decode_size(self, num_requests: int) -> int:
+        """Gives what a step of one token per request is padded to."""
+        return _fit(self.decode, num_requests)
+
+    def mixed_sizes(self, num_requests: int) -> tuple[int, ...]:
+        """Lists what the tokens of a mixed step of so many requests may be padded to."""
+        requests = _fit(self.mixed_requests, num_requests)  # T == B would mean decode
+        return tuple(size for size in self.mixed_tokens if size > requests) or (2 * requests,)
 
     def plan(self, variants: tuple[Variant, ...] = VARIANTS) -> list[StepShape]:
         """Lists every shape that a step can have, small ones first."""

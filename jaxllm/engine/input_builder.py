@@ -47,6 +47,7 @@ class PackedStep(NamedTuple):
     sampling: PackedSampling | None = None
     prompt: PromptScoring | None = None
     num_tokens: int = 0  # without padding
+    num_context: int = 0  # tokens of all requests up to and including the step's
 
 
 class InputBuilder:
@@ -112,7 +113,7 @@ class InputBuilder:
         inputs.samples[:B] = samples_B
         inputs.block_table[:, :B, :width] = self._tables[:, row_B, :width]
         self._sampled[row_B[samples_B]] = context_B[samples_B]
-        return PackedStep(shape, packed, batch.copies, sampling, prompt, num_tokens)
+        return PackedStep(shape, packed, batch.copies, sampling, prompt, num_tokens, int(context_B.sum()))
 
     def _prompt_scoring(self, items: tuple[Scheduled, ...]) -> PromptScoring | None:
         index, token, num_best, runs, flat = [], [], [], [], 0

@@ -19,6 +19,7 @@ from jaxllm.scheduler import kv_cache
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_cache import KVCache
 from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.request import Request, RequestUpdate
 from jaxllm.scheduler.roster import Roster
 from jaxllm.scheduler.scheduler import AdmissionError, ScheduledBatch, Scheduler, SchedulerConfig
@@ -28,6 +29,7 @@ VOCAB = 16
 MAX_MODEL_LEN = 24
 PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 5, 5, 5, 5, 5], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]]
 SIZES = [(), (4, 8, 12)]  # that steps fill
+TARGETS = [None, None, 0.5, 2.5]  # seconds between tokens; what a step takes has no sense here, but stays under 5
 TENANTS: list[tuple[str | None, tuple[str, ...]]] = [(None, ()), ("salt", ()), (None, ("adapter",))]
 
 type Windows = tuple[int | None, ...]
@@ -126,7 +128,14 @@ class Traffic:
     """An engine that is at most one step ahead of the host, and the record of what its users saw."""
 
     def __init__(
-        self, seqs: int, budget: int, num_blocks: int, block_size: int, windows: Windows, **options: Any
+        self,
+        seqs: int,
+        budget: int,
+        num_blocks: int,
+        block_size: int,
+        windows: Windows,
+        target: float | None = None,
+        **options: Any,
     ) -> None:
         self.config = SchedulerConfig(
             max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN, **options
@@ -134,7 +143,8 @@ class Traffic:
         self.shape = (num_blocks, block_size)
         self.windows = windows
         self.pool = BlockPool(*self.shape)
-        self.scheduler = Scheduler(self.config, self.pool, KVGroups(windows))
+        self.pace = None if target is None else Pace(target, lambda _: SIZES[1], lambda num_requests: num_requests)
+        self.scheduler = Scheduler(self.config, self.pool, KVGroups(windows), self.pace)
         self.device = PagedDevice(self.pool, windows, seqs)
         self.in_flight: list[tuple[ScheduledBatch, list[int]]] = []
         self.requests: dict[str, Request] = {}
@@ -170,6 +180,9 @@ class Traffic:
             assert self.in_flight or not self.scheduler.has_work, "the scheduler is stuck"
             return
         assert not self.scheduler.is_paused
+        if self.pace is not None:
+            is_decode, context = batch.num_tokens == len(batch.items), sum(i.start + i.count for i in batch.items)
+            self.pace.time.observe(batch.num_tokens, is_decode, context, batch.num_tokens % 5)
         assert 0 < batch.num_tokens <= self.config.max_num_batched_tokens
         assert max(item.count for item in batch.items) <= self.config.largest_chunk
         assert batch.num_tokens - len(batch.items) <= self.config.prefill_share
@@ -324,6 +337,7 @@ class RandomTraffic(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         caps=st.tuples(st.integers(0, 4), st.integers(0, 4)),
         sizes=st.sampled_from(SIZES),
+        tpot=st.sampled_from(TARGETS),
         caching=st.booleans(),
     )
     def start(
@@ -336,6 +350,7 @@ class RandomTraffic(RuleBasedStateMachine):
         policy: str,
         caps: tuple[int, int],
         sizes: tuple[int, ...],
+        tpot: float | None,
         caching: bool,
     ) -> None:
         self.traffic = Traffic(
@@ -344,6 +359,7 @@ class RandomTraffic(RuleBasedStateMachine):
             num_blocks,
             block_size,
             windows,
+            tpot,
             policy=policy,
             long_prefill_token_threshold=caps[0],
             max_prefill_tokens=caps[1],
@@ -467,6 +483,7 @@ def _long_traffic(seed: int) -> Counter[str]:
         num_blocks=rng.randint(8, 60),
         block_size=rng.randint(1, 4),
         windows=rng.choice(WINDOWS),
+        target=rng.choice(TARGETS),
         policy=rng.choice(POLICIES),
         enable_prefix_caching=rng.random() < 0.7,
         long_prefill_token_threshold=rng.choice([0, 0, 3]),
