@@ -41,14 +41,14 @@ class StepBudget:
             return self._num_tokens, self._most
         cut = [request for request in cut if request.row is not None]
         waiting = self._startable()
-        if not cut and not waiting:
+        if not (cut or waiting) or len(running) >= self._num_tokens:
             return self._num_tokens, self._most
         limit = self._num_tokens
         if self._pace is not None and len(running) > len(cut):
             num_context = sum([request.num_computed for request in running])
             limit = min(limit, self._pace.most_tokens(len(running), len(running) + bool(waiting), num_context))
             if limit <= len(running):  # prompts that have begun go on by a token a step, no other begins
-                return min(len(running), self._num_tokens), 0
+                return len(running), 0
         num_requests = len(running) + len(waiting)
         num_more = sum([min(request.num_pending, self._kv.chunk) - 1 for request in cut])
         num_wanted = num_requests + min(num_more + sum(waiting) - len(waiting), self._most)

@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-prefill-tokens", type=int, default=0)
+    parser.add_argument("--scheduling-policy", default="fcfs")
     parser.add_argument("--target-tpot-ms", type=float)
     parser.add_argument("--no-filling", action="store_true", help="take all that fits, whatever the padding")
     args = parser.parse_args()
@@ -69,6 +70,7 @@ def simulate(name: str, args: argparse.Namespace) -> Outcome:
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=MAX_MODEL_LEN,
         max_prefill_tokens=args.max_prefill_tokens,
+        policy=args.scheduling_policy,
         enable_prefix_caching=False,
         step_sizes=() if args.no_filling else buckets.fillable,
     )

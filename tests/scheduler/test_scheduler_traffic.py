@@ -206,10 +206,14 @@ class Traffic:
         self.started.add(request.request_id)
         if "cache" in str(self.config.policy):
             return
-        rank = (request.priority if self.config.policy == "priority" else 0, int(request.request_id))
+        rank = self._rank(request)
         for name in self.requests.keys() - self.started - self.ends.keys() - self.may_be_overtaken:
             other = self.requests[name]
-            assert rank < (other.priority if self.config.policy == "priority" else 0, int(name)), "one was overtaken"
+            assert rank < self._rank(other), "one was overtaken"
+
+    def _rank(self, request: Request) -> tuple[int, int]:
+        of_policy = {"priority": request.priority, "longest-first": -request.max_new_tokens}
+        return of_policy.get(str(self.config.policy), 0), int(request.request_id)
 
     def update(self) -> None:
         self._record(self.scheduler.update(*self.in_flight.pop(0)))
@@ -317,7 +321,7 @@ class Traffic:
 
 
 WINDOWS: list[Windows] = [(None,), (None, None), (None, 4), (3, None, 1), (2, 5), (6,)]
-POLICIES = ["fcfs", "priority", "cache-aware", "cache-aware-priority"]
+POLICIES = ["fcfs", "priority", "longest-first", "cache-aware", "cache-aware-priority"]
 PROMPTS = st.tuples(
     st.sampled_from(PREFIXES), st.integers(0, 10), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)
 ).map(lambda parts: parts[0][: parts[1]] + parts[2])

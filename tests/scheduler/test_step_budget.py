@@ -118,3 +118,17 @@ def test_steps_of_any_traffic_overshoot_no_size_that_they_were_to_fill(lengths: 
         scheduler.check()
         num_steps += 1
         assert num_steps < 2000
+
+
+def test_more_running_requests_than_tokens_in_a_step_take_turns_with_a_token_at_least(
+    make_scheduler: MakeScheduler, add: Add
+):
+    scheduler = make_scheduler(seqs=4, budget=2, step_sizes=(2,))
+    requests = [add(scheduler, name, 5, max_new_tokens=2) for name in "abcd"]
+    for _ in range(40):
+        batch = scheduler.schedule()
+        if batch is None:
+            break
+        assert all(item.count > 0 for item in batch.items)
+        scheduler.update(batch, [7] * len(batch.items))
+    assert all(request.finish_reason == "length" for request in requests)
