@@ -140,6 +140,6 @@ def test_nothing_heads_an_empty_queue():
 
 
 def test_an_unknown_policy_is_refused_with_the_known_names():
-    message = "unknown scheduling policy 'lottery'; known: cache-aware, cache-aware-priority, fcfs, longest-first, priority"
+    message = "policy 'lottery'; known: cache-aware, cache-aware-priority, fcfs, longest-first, priority"
     with pytest.raises(ValueError, match=message):
         policy_named("lottery")
