@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "what goes into a step",
         (
             *("max_num_batched_tokens", "max_num_seqs", "max_prefill_tokens", "long_prefill_token_threshold"),
-            *("scheduling_policy", "enable_chunked_prefill", "async_scheduling", "stream_interval"),
+            *("target_tpot_ms", "scheduling_policy", "enable_chunked_prefill", "async_scheduling", "stream_interval"),
         ),
     ),
     "EngineConfig": ("the engine as a whole", ("step_timeout", "speculative_config", "kv_transfer_config")),

@@ -84,6 +84,7 @@ def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.Capt
         (["serve", "--block-size", "7"], "--block-size must be one of 8, 16"),
         (["serve", "--uvicorn-log-level", "loud"], "--uvicorn-log-level='loud' is not known"),
         (["serve", "--shutdown-timeout", "-1"], "--shutdown-timeout must be at least 0"),
+        (["serve", "--target-tpot-ms", "0"], "--target-tpot-ms must be at least 0.001, got 0.0"),
         (["serve", "--root-path", "x"], "must start with a slash"),
         (["serve", "-tp", "2"], "--tensor-parallel-size=2 is not supported yet"),
         (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice=True is not supported yet"),

@@ -98,6 +98,7 @@ class EngineArgs:
     enable_prefix_caching: bool = flag(True, "share the KV blocks of prompts that begin alike")
     long_prefill_token_threshold: int = flag(0, "most tokens of one request in a step; 0 sets no cap")
     max_prefill_tokens: int = flag(0, "most tokens in a step beyond one per request; 0 sets no cap")
+    target_tpot_ms: float | None = flag(None, "most ms between two tokens of a request; prompts wait for it")
     max_logprobs: int = flag(20, "most logprobs that a request may ask for; -1 sets no limit")
     logprobs_mode: str = flag("raw_logprobs", f"what logprobs are: {', '.join(LOGPROBS_MODES)}")
     logits_processors: tuple[str, ...] = flag((), "functions compiled into the sampler, as module:attribute")
@@ -141,6 +142,7 @@ _LEAST: dict[str, float] = {
     "step_timeout": 0.001,
     "long_prefill_token_threshold": 0,
     "max_prefill_tokens": 0,
+    "target_tpot_ms": 0.001,
 }
 
 

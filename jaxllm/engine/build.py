@@ -54,6 +54,7 @@ from jaxllm.models.shapes import find_shape
 from jaxllm.models.step_context import Kernels
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.policy import policy_named
 from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -228,6 +229,9 @@ def _join(
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
     """Joins scheduler, input builder and runner."""
+    pace = None
+    if args.target_tpot_ms is not None:
+        pace = Pace(args.target_tpot_ms / 1e3, buckets.mixed_sizes, buckets.decode_size)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=max_seqs,
@@ -237,9 +241,11 @@ def _join(
             enable_prefix_caching=args.enable_prefix_caching,
             long_prefill_token_threshold=args.long_prefill_token_threshold,
             max_prefill_tokens=args.max_prefill_tokens,
+            step_sizes=buckets.fillable,
         ),
         BlockPool(memory.num_blocks, args.block_size),
         KVGroups(model.kv_layout.windows),
+        pace,
     )
     max_blocks = -(-memory.max_model_len // args.block_size)
     builder = InputBuilder(
@@ -260,7 +266,7 @@ def _join(
         max_logprobs=args.max_logprobs,
         processors=settings.processors,
     )
-    return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout))
+    return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout), pace)
 
 
 def _model_config(args: EngineArgs, source: ModelSource, platform: str) -> ModelConfig:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.input_builder import InputBuilder, PromptScoring
+from jaxllm.engine.input_builder import InputBuilder, PackedStep, PromptScoring
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.messages import sample_ids
 from jaxllm.engine.model_runner import PendingTokens, Runner
@@ -18,6 +18,7 @@ from jaxllm.engine.profile import Spans, start_trace, stop_trace
 from jaxllm.engine.score_book import ScoreBook
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.batch import ScheduledBatch
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.request import Request, RequestUpdate
 from jaxllm.scheduler.scheduler import Scheduler
 
@@ -46,7 +47,12 @@ class Launched:
     batch: ScheduledBatch
     tokens: PendingTokens
     name: str
-    prompt: PromptScoring | None = None
+    inputs: PackedStep | None = None  # None where they could not be built
+
+    @property
+    def prompt(self) -> PromptScoring | None:
+        """Which tokens of prompts it scores."""
+        return self.inputs.prompt if self.inputs else None
 
 
 @dataclass(slots=True)
@@ -75,7 +81,13 @@ class Engine:
     """Takes token ids, gives RequestUpdates. Every accepted request ends with exactly one finish_reason."""
 
     def __init__(
-        self, scheduler: Scheduler, builder: InputBuilder, runner: Runner, limits: EngineLimits, watchdog: Watchdog
+        self,
+        scheduler: Scheduler,
+        builder: InputBuilder,
+        runner: Runner,
+        limits: EngineLimits,
+        watchdog: Watchdog,
+        pace: Pace | None = None,
     ):
         self.scheduler = scheduler
         self.limits = limits
@@ -83,6 +95,8 @@ class Engine:
         self._builder = builder
         self._runner = runner
         self._watchdog = watchdog
+        self._pace = pace  # the scheduler's, which is told here what steps take
+        self._busy_since: float | None = None  # when the device began with the oldest step in flight, if that is known
         self._scores = ScoreBook()
         self._span = Spans()
         self._in_flight: deque[Launched] = deque()
@@ -234,7 +248,7 @@ class Engine:
         """Sends a step to the device. What raises here is raised when its tokens are read, after those before it."""
         start = time.perf_counter()
         name = f"step {batch.step}"
-        prompt = None
+        inputs = None
         try:
             with self._span("build"):
                 inputs = self._builder.build(batch)
@@ -242,8 +256,7 @@ class Engine:
             name = f"step {batch.step} ({inputs.shape})"
             with self._watchdog.watching(lambda: describe(name, batch)), self._span(f"execute {inputs.shape}"):
                 tokens = self._runner.execute(inputs)
-            prompt = inputs.prompt
-            self.times.num_padded_tokens += inputs.shape.num_tokens - batch.num_tokens
+            self.times.num_padded_tokens += inputs.shape.num_tokens - inputs.num_tokens
             self.times.build += built - start
             self.times.execute += time.perf_counter() - built
         except Exception as error:
@@ -252,7 +265,7 @@ class Engine:
         self.times.num_batched_requests += len(batch.items)
         if self.times.num_steps % _UTILISATION_EVERY == 1:
             self._sample_utilisation()
-        return Launched(batch, tokens, name, prompt)
+        return Launched(batch, tokens, name, inputs)
 
     def _sample_utilisation(self) -> None:
         times, usage = self.times, self.scheduler.stats.kv_usage
@@ -270,6 +283,7 @@ class Engine:
         except Exception as error:
             return self._recover(launched, error)
         read = time.perf_counter()
+        self._tell_pace(launched, read)
         tokens = tokens[: len(launched.batch.items)]
         with self._span("update"):
             updates = self.scheduler.update(launched.batch, tokens)
@@ -278,6 +292,15 @@ class Engine:
         self.times.update += time.perf_counter() - read
         return updates
 
+    def _tell_pace(self, launched: Launched, read: float) -> None:
+        """Tells what a step took, from the end of the one before; nothing where the device had to wait for it."""
+        if self._pace is not None and self._busy_since is not None and launched.inputs is not None:
+            shape = launched.inputs.shape
+            self._pace.time.observe(
+                shape.num_tokens, shape.program == "decode", launched.inputs.num_context, read - self._busy_since
+            )
+        self._busy_since = read if self._in_flight else None
+
     def _recover(self, failed: Launched, error: Exception) -> list[RequestUpdate]:
         """A step raised: its requests end with the cause, all others are computed again on fresh device state."""
         lines = str(error).strip().splitlines()
@@ -285,9 +308,9 @@ class Engine:
         logger.error("%s; %d request(s) end with it", cause, len(failed.batch.items), exc_info=error)
         updates = self.scheduler.fail(failed.batch, cause)
         self._scores.forget(updates)
+        self._busy_since = None
         self.scheduler.recompute_all([launched.batch for launched in self._in_flight])
         self._in_flight.clear()
-        self._builder.forget_rows()
         self._runner.reset()
         return updates
 

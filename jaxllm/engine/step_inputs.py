@@ -1,5 +1,6 @@
 """The inputs of a forward pass. Knows the fields and their shapes; who fills and who reads them live elsewhere."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ class StepInputs[A](NamedTuple):
     block_table: A  # [G, B, M]
 
 
+@lru_cache(maxsize=1024)
 def field_shapes(shape: StepShape, num_groups: int) -> StepInputs[FieldShape]:
     """Gives the shape of each field, in the order in which they are packed."""
     T, B, M = shape.num_tokens, shape.num_requests, shape.table_width

@@ -75,6 +75,15 @@ def test_a_shape_is_the_smallest_that_holds_the_step():
     assert buckets.shape(20, 17, 1, "logits") == StepShape(128, 64, 1024, "logits")
 
 
+def test_sizes_worth_filling_are_compiled_for_the_largest_batch_and_beyond_what_weights_cost():
+    buckets = make_buckets(64, 512, 2000, coarse=False)
+    assert buckets.fillable == (256, 384, 512)
+    for size in buckets.fillable:
+        assert buckets.shape(size, 64, 1, "greedy").num_tokens == size
+    assert make_buckets(300, 2048, 2000, coarse=False).fillable == (384, 512, 768, 1024, 2048)
+    assert make_buckets(64, 512, 2000, coarse=True).fillable == ()
+
+
 def test_the_plan_may_leave_variants_out():
     buckets = make_buckets(4, 64, 10, coarse=True)
     assert {shape.variant for shape in buckets.plan(("greedy",))} == {"greedy"}
