@@ -124,7 +124,7 @@ def _add_serve_flags(parser: OptionParser) -> None:
 
 def _serve(values: dict[str, Any]) -> int:
     engine, server = serve_args(values)
-    prepare_environment(os.environ)
+    prepare_environment(os.environ, has_store=engine.executables is not None)
     from jaxllm.server.serve import serve  # --help, and a mistake in the flags, need none of it
 
     return serve(engine, server)

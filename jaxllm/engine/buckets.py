@@ -32,6 +32,15 @@ class StepShape(NamedTuple):
     def program(self) -> str:
         return "decode" if self.num_tokens == self.num_requests else "mixed"
 
+    def holds(self, other: "StepShape") -> bool:
+        """Says whether a step of the other shape, padded, can run in this one."""
+        return (
+            (self.program, self.variant) == (other.program, other.variant)
+            and self.num_tokens >= other.num_tokens
+            and self.num_requests >= other.num_requests
+            and self.table_width >= other.table_width
+        )
+
     def __str__(self) -> str:
         return f"{self.program} T={self.num_tokens} B={self.num_requests} M={self.table_width} {self.variant}"
 
@@ -76,9 +85,11 @@ class Buckets:
         """Lists every size that the batch of a step is padded to."""
         return sorted({*self.decode, *self.mixed_requests})
 
-    def largest(self) -> StepShape:
-        """The shape with the largest temporaries."""
-        return self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], self.table_widths[-1], "logits")
+    def covering(self) -> list[StepShape]:
+        """Lists the fewest shapes that together hold every step, those first that take the longest to compile."""
+        width, requests = self.table_widths[-1], self.decode[-1]
+        mixed = [self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], width, v) for v in VARIANTS]
+        return [*mixed, *(self.shape(requests, requests, width, variant) for variant in VARIANTS)]
 
 
 def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int, coarse: bool) -> Buckets:

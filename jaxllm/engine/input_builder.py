@@ -5,7 +5,7 @@ needs is built beside it.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -61,8 +61,11 @@ class InputBuilder:
         vocab_size: int,
         seed: int = 0,
         processors: Mapping[str, LogitsProcessor] | None = None,
+        choose: Callable[[StepShape], StepShape] = lambda shape: shape,
     ):
+        """`choose` may give a larger shape that holds the step too, as long as its own is being compiled."""
         self._buckets = buckets
+        self._choose = choose
         self._num_groups = num_groups
         self._vocab_size = vocab_size
         self._sampler = SamplerBuilder(max_num_seqs + 1, vocab_size, processors)
@@ -85,7 +88,7 @@ class InputBuilder:
         self._owner = [None] * len(self._owner)
 
     def build(self, batch: ScheduledBatch) -> PackedStep:
-        """Packs the batch into the smallest shape that holds it."""
+        """Packs the batch into the smallest shape that holds it and may be used."""
         items = batch.items
         for item in items:
             self._refresh_row(item)
@@ -93,9 +96,11 @@ class InputBuilder:
         num_tokens = sum([item.count for item in items])
         table_width = int(self._num_blocks[:, rows].max())
         prompt = self._prompt_scoring(items) if self._num_scored else None
-        shape = self._buckets.shape(num_tokens, len(items), table_width, "greedy")
-        sampling = self._sampler.build(items, rows, shape.num_requests, always=prompt is not None)
-        shape = shape._replace(variant="hidden" if prompt else "logits" if sampling else "greedy")
+        variant = "hidden" if prompt else "logits" if self._sampler.is_needed(items) else "greedy"
+        shape = self._choose(self._buckets.shape(num_tokens, len(items), table_width, variant))
+        sampling = None
+        if variant != "greedy":
+            sampling = self._sampler.build(items, rows, shape.num_requests, always=prompt is not None)
         # Fresh each time: the device may still read the one before.
         packed = np.zeros(packed_size(shape, self._num_groups), np.int32)
         inputs = host_views(packed, shape, self._num_groups)

@@ -112,6 +112,10 @@ class SamplerBuilder:
             self._processed[row] = {name: self._processors[name].values(given) for name, given in asked.items()}
         self._features[row] = features
 
+    def is_needed(self, items: tuple[Scheduled, ...]) -> bool:
+        """Says whether some row of the step wants another than the best token, or more than it."""
+        return any(self._features[item.row] for item in items if item.samples)
+
     def build(
         self, items: tuple[Scheduled, ...], rows: np.ndarray, num_requests: int, always: bool
     ) -> PackedSampling | None:
