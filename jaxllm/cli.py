@@ -186,5 +186,11 @@ COMMANDS = {
     "bench latency": _found_in(
         "jaxllm.bench.latency", "measure one batch of requests, again and again", "[flags]", ("bench latency",)
     ),
+    "compile": _found_in(
+        "jaxllm.terminal.compile",
+        "compile a model's programs into a folder, so that starts need not",
+        "[MODEL] --output DIR [flags]",
+        (POSITIONAL, "compile"),
+    ),
     "collect-env": _found_in("jaxllm.terminal.collect_env", "say what a report of a defect should say", "", ()),
 }

@@ -14,6 +14,7 @@ from jaxllm.bench.args import LatencyArgs, ThroughputArgs
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
+from jaxllm.terminal.compile import CompileArgs
 
 PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
 
@@ -72,6 +73,7 @@ def main() -> int:
         "bench latency flags": flag_table(LatencyArgs),
         "chat flags": flag_table(ChatArgs),
         "complete flags": flag_table(CompleteArgs),
+        "compile flags": flag_table(CompileArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
     }

@@ -91,6 +91,21 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is decided before anything is compiled or read."""
+
+    model: ModelConfig
+    memory: MemoryPlan
+    buckets: Buckets
+    compiler: StepCompiler
+    max_num_batched_tokens: int
+
+    def plan(self) -> tuple[list[StepShape | SamplerShape], list[StepShape | SamplerShape]]:
+        """Lists the shapes that a first answer waits for, and those that are compiled behind it."""
+        return _plan(self.buckets, self.compiler.program.platform)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
     """A running engine and what a start reports. Shapes that a first answer can do without may still be compiled."""
 
@@ -174,16 +189,46 @@ def build_engine(
         policy_named(args.scheduling_policy)
     with times.phase("devices"):
         mesh = mesh or build_mesh()
-        platform = mesh.devices.flat[0].platform
-    defaults = sampling_defaults(source.generation_config)
+    prepared = prepare(args, source, mesh)
+    compiler = prepared.compiler
+    first, rest = ([], []) if args.enforce_eager else prepared.plan()
+    compiler.warm_up([*first, *rest], max(1, (os.cpu_count() or 2) // 2))  # while the weights are read, and beyond
+    try:
+        with times.phase("weights"):
+            weights = _weights(args, source, compiler.program)
+        with times.phase("KV pool"):
+            runner = ModelRunner(compiler, weights)
+        with times.phase("compile (beyond the weights)"):
+            for shape in first:
+                compiler.get(shape) if isinstance(shape, StepShape) else compiler.get_sampler(shape)
+    except BaseException:
+        compiler.close()
+        raise
+    memory = _compare(prepared.memory, compiler)
+    engine = _join(args, source, prepared, runner, eos_token_ids)
+    return BuiltEngine(
+        engine=engine,
+        runner=runner,
+        compiler=compiler,
+        model=prepared.model,
+        memory=memory,
+        buckets=prepared.buckets,
+        times=times,
+        sampling_defaults=sampling_defaults(source.generation_config),
+    )
+
+
+def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
+    """Decides everything that programs depend on: kernels, memory, shapes. Nothing is compiled, no weight is read.
+
+    Raises:
+        InputError: the model or the flags do not fit the device.
+    """
+    platform = mesh.devices.flat[0].platform
     model = _model_config(args, source, platform)
     program = _step_program(args, model, mesh, platform)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
     max_seqs, max_tokens = args.max_num_seqs or max_seqs, args.max_num_batched_tokens or max_tokens
-
-    def buckets_for(max_len: int) -> Buckets:
-        return make_buckets(max_seqs, max_tokens, -(-max_len // args.block_size), coarse=platform == "cpu")
-
     settings = SamplerSettings(args.logprobs_mode, load_processors(args.logits_processors))
     memory = plan_memory(
         args,
@@ -194,50 +239,27 @@ def build_engine(
         chunk=max_tokens,
         kv_dtype=program.kv_dtype.name,
     )
-    buckets = buckets_for(memory.max_model_len)
-    compiler = StepCompiler(
-        program, memory.num_blocks, max_seqs, settings, _store(args, program, memory.num_blocks, max_seqs, settings)
-    )
-    first, rest = ([], []) if args.enforce_eager else _plan(buckets, platform)
-    compiler.warm_up([*first, *rest], max(1, (os.cpu_count() or 2) // 2))  # while the weights are read, and beyond
-    try:
-        with times.phase("weights"):
-            weights = _weights(args, source, program)
-        with times.phase("KV pool"):
-            runner = ModelRunner(compiler, weights)
-        with times.phase("compile (beyond the weights)"):
-            for shape in first:
-                compiler.get(shape) if isinstance(shape, StepShape) else compiler.get_sampler(shape)
-    except BaseException:
-        compiler.close()
-        raise
-    memory = _compare(memory, compiler)
-    engine = _join(args, source, model, memory, buckets, runner, compiler, max_seqs, max_tokens, eos_token_ids)
-    return BuiltEngine(
-        engine=engine,
-        runner=runner,
-        compiler=compiler,
+    max_blocks = -(-memory.max_model_len // args.block_size)
+    store = _store(args, program, memory.num_blocks, max_seqs, settings)
+    return Prepared(
         model=model,
         memory=memory,
-        buckets=buckets,
-        times=times,
-        sampling_defaults=defaults,
+        buckets=make_buckets(max_seqs, max_tokens, max_blocks, coarse=platform == "cpu"),
+        compiler=StepCompiler(program, memory.num_blocks, max_seqs, settings, store),
+        max_num_batched_tokens=max_tokens,
     )
 
 
 def _join(
     args: EngineArgs,
     source: ModelSource,
-    model: ModelConfig,
-    memory: MemoryPlan,
-    buckets: Buckets,
+    prepared: Prepared,
     runner: ModelRunner,
-    compiler: StepCompiler,
-    max_seqs: int,
-    max_tokens: int,
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
     """Joins scheduler, input builder and runner."""
+    model, memory, compiler = prepared.model, prepared.memory, prepared.compiler
+    max_seqs, max_tokens = compiler.num_rows, prepared.max_num_batched_tokens
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=max_seqs,
@@ -253,7 +275,7 @@ def _join(
     )
     max_blocks = -(-memory.max_model_len // args.block_size)
     builder = InputBuilder(
-        buckets,
+        prepared.buckets,
         max_seqs,
         max_blocks,
         len(model.kv_layout.windows),

@@ -12,7 +12,7 @@ from jaxllm.engine.step import StepProgram
 from jaxllm.engine.step_compiler import SamplerSettings
 
 _PACKAGES = ("jaxllm", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "triton", "jax-triton", "flax")
-_SOURCES = ("config", "engine", "kernels", "mesh", "models")  # whose text decides what is compiled
+_SOURCES = ("engine", "kernels", "mesh", "models")  # whose text decides what is compiled
 
 
 def compiled_for(program: StepProgram, num_blocks: int, num_rows: int, settings: SamplerSettings) -> dict[str, str]:

@@ -61,6 +61,10 @@ class ExecutableStore:
         except OSError as error:
             self._give_up(error)
 
+    def holds(self, key: Hashable) -> bool:
+        """Says whether there is a program under the key, whole or not."""
+        return self._path(key).is_file()
+
     def load(self, key: Hashable) -> jax.stages.Compiled | None:
         """Gives the program kept under the key; None where there is none, or none that can be used."""
         path = self._path(key)

@@ -12,6 +12,7 @@ from jaxlib._jax import Device
 
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
+from jaxllm.mesh.targets import is_compile_only, memory_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.scheduler.kv_groups import KVGroups
 
@@ -152,13 +153,15 @@ def pool_bytes(args: EngineArgs, device: Device, total: int, weights: int, tempo
 
 def device_memory(device: Device) -> int:
     """Bytes that the process can have on the device; 0 where the platform does not say (a CPU)."""
+    if is_compile_only(device):
+        return memory_of(device)
     stats = device.memory_stats() if device.platform != "cpu" else None
     return int(stats["bytes_limit"]) if stats else 0
 
 
 def memory_in_use(device: Device) -> int:
     """Bytes that the process's arrays take on the device now; 0 where the platform does not say."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
+    stats = device.memory_stats() if device.platform != "cpu" and not is_compile_only(device) else None
     return int(stats["bytes_in_use"]) if stats else 0
 
 

@@ -53,7 +53,7 @@ class StepCompiler:
         self.largest_temporary = 0  # bytes, of the programs compiled so far
         self.num_planned = 0
         self.finished: float | None = None  # when the warm-up ended, in seconds of time.perf_counter()
-        self._store = store
+        self.store = store
         self._compiled: dict[Hashable, Callable] = {}
         self._planned: set[Hashable] = set()  # what the warm-up has not compiled yet
         self._under_way: dict[Hashable, Lock] = {}
@@ -106,7 +106,7 @@ class StepCompiler:
 
     def progress(self, began: float) -> str:
         """Says how far the warm-up is, or when it ended, in seconds since `began` of time.perf_counter()."""
-        stored = f", {self._store.num_loaded} of them loaded" if self._store is not None else ""
+        stored = f", {self.store.num_loaded} of them loaded" if self.store is not None else ""
         if self.finished is not None:
             return f"all {self.num_planned} after {self.finished - began:.1f} s{stored}"
         return f"{self.num_planned - len(self._planned)} of {self.num_planned}{stored}; the others follow behind"
@@ -142,7 +142,7 @@ class StepCompiler:
         with turn:  # whoever asks for what another thread compiles waits for it
             if key not in self._compiled:
                 start = time.perf_counter()
-                store = self._store if self._store is not None and _can_be_stored(key) else None
+                store = self.store if self.store is not None and _can_be_stored(key) else None
                 compiled = store.load(key) if store is not None else None
                 was_stored = compiled is not None
                 if compiled is None:
