@@ -16,6 +16,7 @@ from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
+from jaxllm.terminal.compile import CompileArgs
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -86,6 +87,7 @@ def pages() -> dict[Path, dict[str, str]]:
         "bench suite flags": flag_table(SuiteArgs),
         "chat flags": flag_table(ChatArgs),
         "complete flags": flag_table(CompleteArgs),
+        "compile flags": flag_table(CompileArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
     }

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm import LLM
 
@@ -23,6 +24,16 @@ def _compile_cache(request: pytest.FixtureRequest) -> None:
     jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.fixture
+def no_compile_cache() -> Iterator[None]:
+    """Nothing comes from that cache: what does cannot be stored elsewhere."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ def run_session(command: str, values: dict[str, Any], args: Args, options: dict[
 def _subjects(args: Args, engine: EngineArgs) -> Sequence[Subject]:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     if args.engine == "jaxllm":
-        prepare_environment(os.environ)
+        prepare_environment(os.environ, has_store=engine.executables is not None)
         if args.profile is not None:
             keep_command_buffers(os.environ)
         from jaxllm.bench.own_engine import OwnEngine  # takes seconds, which a mistake in the flags does not need

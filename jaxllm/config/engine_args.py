@@ -104,6 +104,7 @@ class EngineArgs:
     logits_processors: tuple[str, ...] = flag((), "functions compiled into the sampler, as module:attribute")
     attention_backend: str = flag("auto", "version of the paged attention kernel")
     enforce_eager: bool = flag(False, "compile each step shape at first use instead of before the first request")
+    executables: str | None = flag(None, "folder of compiled programs, to load and to add to; see docs/startup.md")
     step_timeout: float = flag(300.0, "seconds after which a step that does not return is reported as hanging")
     disable_log_stats: bool = flag(False, "no periodic log line")
 

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BETWEEN = (48, 96, 192, 384, 768)  # where a step costs what its rows cost, half of them padding is too much
 MIXED_REQUESTS = (16, 64, 256)  # more of them leave no room for small steps; a request alone is padded to 16 as fast
+# A step of fewer rows costs as much on a GPU: cuBLASLt pads to eight, and XLA's own products of one row are slower.
+LEAST_DECODE = 8
 LEAST_TO_FILL = 256  # tokens below which a step costs what reading the weights costs
 # The table's width costs a copy of B x M integers a step and nothing else: only long ones are worth a choice.
 TABLE_WIDTHS = (1024, 4096, 16384, 65536)
@@ -38,6 +40,15 @@ class StepShape(NamedTuple):
     def label(self) -> str:
         """The shape as a name, of its compiled program."""
         return str(self).replace(" ", "_").replace("=", "")
+
+    def holds(self, other: "StepShape") -> bool:
+        """Says whether a step of the other shape, padded, can run in this one."""
+        return (
+            (self.program, self.variant) == (other.program, other.variant)
+            and self.num_tokens >= other.num_tokens
+            and self.num_requests >= other.num_requests
+            and self.table_width >= other.table_width
+        )
 
     def __str__(self) -> str:
         return f"{self.program} T={self.num_tokens} B={self.num_requests} M={self.table_width} {self.variant}"
@@ -91,9 +102,11 @@ class Buckets:
         """Lists every size that the batch of a step is padded to."""
         return sorted({*self.decode, *self.mixed_requests})
 
-    def largest(self) -> StepShape:
-        """The shape with the largest temporaries."""
-        return self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], self.table_widths[-1], "logits")
+    def covering(self) -> list[StepShape]:
+        """Lists the fewest shapes that together hold every step, those first that take the longest to compile."""
+        width, requests = self.table_widths[-1], self.decode[-1]
+        mixed = [self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], width, v) for v in VARIANTS]
+        return [*mixed, *(self.shape(requests, requests, width, variant) for variant in VARIANTS)]
 
 
 def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int, coarse: bool) -> Buckets:
@@ -103,7 +116,7 @@ def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int
     large = tuple(size for size in fine if size >= LEAST_TO_FILL)
     mixed_tokens = _upto(max_num_batched_tokens, SIZES[5::2] if coarse else (32, 128, *large))
     return Buckets(
-        decode=_upto(max_requests, SIZES if coarse else fine),
+        decode=_upto(max_requests, SIZES if coarse else tuple(size for size in fine if size >= LEAST_DECODE)),
         mixed_tokens=mixed_tokens,
         mixed_requests=_upto(max_requests, SIZES[::4] if coarse else MIXED_REQUESTS),
         table_widths=_upto(max_blocks, TABLE_WIDTHS),

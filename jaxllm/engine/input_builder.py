@@ -5,7 +5,7 @@ needs is built beside it.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -63,8 +63,11 @@ class InputBuilder:
         vocab_size: int,
         seed: int = 0,
         processors: Mapping[str, LogitsProcessor] | None = None,
+        choose: Callable[[StepShape], StepShape] = lambda shape: shape,
     ):
+        """`choose` may give a larger shape that holds the step too, as long as its own is being compiled."""
         self._buckets = buckets
+        self._choose = choose
         self._num_groups = num_groups
         self._vocab_size = vocab_size
         self._sampler = SamplerBuilder(max_num_seqs + 1, vocab_size, processors)
@@ -82,7 +85,10 @@ class InputBuilder:
         return self._random.getrandbits(64)
 
     def build(self, batch: ScheduledBatch) -> PackedStep:
-        """Packs the batch into the smallest shape that holds it; it needs all batches of a scheduler, in order."""
+        """Packs the batch into the smallest shape that holds it and may be used.
+
+        It needs all batches of a scheduler, in order.
+        """
         items = batch.items
         B = len(items)
         for request in batch.admitted:
@@ -97,9 +103,11 @@ class InputBuilder:
         context_B = start_B + count_B
         prompt = self._prompt_scoring(items) if self._num_scored else None
         width = int(self._num_blocks[row_B].max())
-        shape = self._buckets.shape(num_tokens, B, width, "greedy")
-        sampling = self._sampler.build(items, row_B, context_B, samples_B, shape.num_requests, prompt is not None)
-        shape = shape._replace(variant="hidden" if prompt else "logits" if sampling else "greedy")
+        variant = "hidden" if prompt else "logits" if self._sampler.is_needed(row_B[samples_B]) else "greedy"
+        shape = self._choose(self._buckets.shape(num_tokens, B, width, variant))
+        sampling = None
+        if variant != "greedy":
+            sampling = self._sampler.build(items, row_B, context_B, samples_B, shape.num_requests, prompt is not None)
         # Fresh each time: the device may still read the one before.
         packed = np.zeros(packed_size(shape, self._num_groups), np.int32)
         inputs = host_views(packed, shape, self._num_groups)

@@ -112,6 +112,10 @@ class SamplerBuilder:
             self._processed[row] = {name: self._processors[name].values(given) for name, given in asked.items()}
         self._features[row] = features
 
+    def is_needed(self, rows: np.ndarray) -> bool:
+        """Says whether one of the rows that sample wants another than the best token, or more than it."""
+        return bool(self._features[rows].any())
+
     def build(
         self,
         items: tuple[Scheduled, ...],

@@ -82,14 +82,14 @@ def test_a_ragged_batch_is_laid_out_flat_and_padded(builder):
 def test_a_decode_batch_has_one_token_per_row_padding_included(builder):
     items = [scheduled(make_request([20 + i], [40 + i]), row, 1, 1) for i, row in enumerate((6, 2, 3))]
     shape, inputs = build(builder, *items)
-    assert (shape.program, shape.num_tokens, shape.num_requests) == ("decode", 4, 4)
+    assert (shape.program, shape.num_tokens, shape.num_requests) == ("decode", 8, 8)
     assert inputs.token[:3].tolist() == [40, 41, 42]
-    assert inputs.query_start.tolist() == [0, 1, 2, 3, 4]
-    assert inputs.request.tolist() == [0, 1, 2, 3]
-    assert inputs.position.tolist() == [1, 1, 1, -1]
-    assert inputs.context_len.tolist() == [2, 2, 2, 0]
-    assert inputs.row.tolist() == [6, 2, 3, ROWS]
-    assert inputs.samples.tolist() == [1, 1, 1, 0]
+    assert inputs.query_start.tolist() == [*range(9)]
+    assert inputs.request.tolist() == [*range(8)]
+    assert inputs.position.tolist() == [1, 1, 1] + 5 * [-1]
+    assert inputs.context_len.tolist() == [2, 2, 2] + 5 * [0]
+    assert inputs.row.tolist() == [6, 2, 3] + 5 * [ROWS]
+    assert inputs.samples.tolist() == [1, 1, 1] + 5 * [0]
 
 
 def test_a_token_still_in_flight_is_left_to_the_device(builder):
