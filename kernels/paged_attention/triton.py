@@ -35,7 +35,7 @@ def paged_attention(
 ) -> Float[Array, "T N H"]:
     """Causal attention of each request's new tokens over its own context; see the reference."""
     types = (query.dtype, kv_cache.dtype)
-    few, many = decode_config(query.shape[2], *types), prefill_config(query.shape[2], *types)
+    few, many = decode_config(query.shape[2], *types, block_table.shape[0]), prefill_config(query.shape[2], *types)
     arguments = (query, kv_cache, layer, block_table, query_start, context_len)
     return attend(few, many, *arguments, scale, window=window, softcap=softcap, sinks=sinks)
 

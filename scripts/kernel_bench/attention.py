@@ -79,7 +79,7 @@ def attention_cases(shrink: int) -> list[Case]:
 
 
 def attention_runs(case: Case) -> Runs:
-    few, many = decode_config(H, DTYPE, case.cache_dtype), prefill_config(H, DTYPE, case.cache_dtype)
+    few, many = decode_config(H, DTYPE, case.cache_dtype, len(case.new)), prefill_config(H, DTYPE, case.cache_dtype)
     configs: list[DecodeConfig | PrefillConfig | MosaicConfig]
     num_defaults = 1
     if case.is_decode:
