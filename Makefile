@@ -1,9 +1,10 @@
 # The commands of every day; CI calls these same targets. CONTRIBUTING.md says when to use which.
 NEWEST := .venv-newest
 INTERPRETER := .venv-interpreter
+AOT := .venv-aot
 CUDA ?= cuda13
 
-.PHONY: check format test test-slow test-newest test-interpreter test-gpu bench docs
+.PHONY: check format test test-slow test-newest test-interpreter test-aot test-gpu bench docs
 
 check:
 	uv run ruff format --check
@@ -33,7 +34,12 @@ test-newest:
 test-interpreter:
 	UV_PROJECT_ENVIRONMENT=$(INTERPRETER) uv sync --frozen
 	uv --no-config pip install --python $(INTERPRETER)/bin/python triton jax-triton 'numpy<2.5'
-	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -m interpreter tests/kernels
+	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -m interpreter tests/kernels tests/scripts
+
+# Kernels and steps compiled for GPUs that are not here. CUDA's libraries are a download of 2.6 GB.
+test-aot:
+	UV_PROJECT_ENVIRONMENT=$(AOT) uv sync --frozen --extra cuda13
+	JAX_PLATFORMS=cpu $(AOT)/bin/python -m pytest -m aot tests/kernels tests/engine
 
 test-gpu:
 	uv run --extra $(CUDA) pytest -m gpu

@@ -124,7 +124,7 @@ def _add_serve_flags(parser: OptionParser) -> None:
 
 def _serve(values: dict[str, Any]) -> int:
     engine, server = serve_args(values)
-    prepare_environment(os.environ)
+    prepare_environment(os.environ, has_store=engine.executables is not None)
     from jaxllm.server.serve import serve  # --help, and a mistake in the flags, need none of it
 
     return serve(engine, server)
@@ -185,6 +185,15 @@ COMMANDS = {
     ),
     "bench latency": _found_in(
         "jaxllm.bench.latency", "measure one batch of requests, again and again", "[flags]", ("bench latency",)
+    ),
+    "bench suite": _found_in(
+        "jaxllm.bench.suite", "measure every workload beside what the device allows", "[flags]", ("bench suite",)
+    ),
+    "compile": _found_in(
+        "jaxllm.terminal.compile",
+        "compile a model's programs into a folder, so that starts need not",
+        "[MODEL] --output DIR [flags]",
+        (POSITIONAL, "compile"),
     ),
     "collect-env": _found_in("jaxllm.terminal.collect_env", "say what a report of a defect should say", "", ()),
 }

@@ -4,8 +4,11 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 
-def prepare_environment(environment: MutableMapping[str, str]) -> None:
-    """Sets what the user has not set. Only the command line calls this, before the first import of jax."""
+def prepare_environment(environment: MutableMapping[str, str], *, has_store: bool = False) -> None:
+    """Sets what the user has not set. Only the command line calls this, before the first import of jax.
+
+    With an executable store jax's own cache stays off: it would hand out programs that cannot be stored.
+    """
     cache_home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     defaults = {
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",  # of the GPU; the engine divides it, jax's own default is 0.75
@@ -15,5 +18,14 @@ def prepare_environment(environment: MutableMapping[str, str]) -> None:
         "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings mean little to who serves; its errors stay
         "TOKENIZERS_PARALLELISM": "true",
     }
+    if has_store:
+        del defaults["JAX_COMPILATION_CACHE_DIR"]
     for name, value in defaults.items():
         environment.setdefault(name, value)
+
+
+def keep_command_buffers(environment: MutableMapping[str, str]) -> None:
+    """Has XLA keep its command buffers (CUDA graphs) under the profiler, unless the user's XLA_FLAGS name them."""
+    flags, name = environment.get("XLA_FLAGS", ""), "xla_enable_command_buffers_during_profiling"
+    if name not in flags:
+        environment["XLA_FLAGS"] = f"{flags} --{name}=true".strip()

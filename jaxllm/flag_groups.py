@@ -46,10 +46,13 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "what goes into a step",
         (
             *("max_num_batched_tokens", "max_num_seqs", "max_prefill_tokens", "long_prefill_token_threshold"),
-            *("scheduling_policy", "enable_chunked_prefill", "async_scheduling", "stream_interval"),
+            *("target_tpot_ms", "scheduling_policy", "enable_chunked_prefill", "async_scheduling", "stream_interval"),
         ),
     ),
-    "EngineConfig": ("the engine as a whole", ("step_timeout", "speculative_config", "kv_transfer_config")),
+    "EngineConfig": (
+        "the engine as a whole",
+        ("executables", "step_timeout", "speculative_config", "kv_transfer_config"),
+    ),
     "Frontend": ("the HTTP server and the chat template", ("chat_template",)),
 }
 _HOMES = {name: title for title, (_, names) in GROUPS.items() for name in names}

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _poison = False
+_described_gpu: Any = None
 
 
 def launch(
@@ -57,10 +58,21 @@ def poisoned_results() -> Iterator[None]:
         _poison = False
 
 
-def capability() -> int:
-    """The compute capability of the first GPU times ten; 90 (Hopper) where programs are compiled without a GPU."""
+@contextlib.contextmanager
+def compiling_for(gpu: Any) -> Iterator[None]:
+    """Lets kernels traced meanwhile be made for a GPU that is not here but described (jax.experimental.topologies)."""
+    global _described_gpu
+    _described_gpu = gpu
     try:
-        major, _, minor = str(jax.devices("gpu")[0].compute_capability).partition(".")
+        yield
+    finally:
+        _described_gpu = None
+
+
+def capability() -> int:
+    """The compute capability of the first GPU times ten; 90 (Hopper) where there is none."""
+    try:
+        major, _, minor = str(_first_gpu().compute_capability).partition(".")
     except (RuntimeError, AttributeError):
         return 90
     return int(major) * 10 + int(minor or 0)
@@ -72,17 +84,21 @@ def device_kind() -> str:
     if traced_for is not None:
         return traced_for.device_kind
     try:
-        return jax.devices("gpu")[0].device_kind
+        return _first_gpu().device_kind
     except RuntimeError:
         return ""
 
 
 def num_multiprocessors() -> int:
-    """Of the first GPU; 132 (an H100 or H200) where programs are compiled without a GPU."""
+    """Of the first GPU; 132 (an H100 or H200) where there is none."""
     try:
-        return int(jax.devices("gpu")[0].core_count)
+        return int(_first_gpu().core_count)
     except (RuntimeError, AttributeError):
         return 132
+
+
+def _first_gpu() -> Any:
+    return _described_gpu or jax.devices("gpu")[0]
 
 
 def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants) -> tuple[jax.Array, ...]:
@@ -101,10 +117,16 @@ def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, co
         input_output_aliases={operand: order.index(result) for operand, result in aliases.items()},
         num_warps=num_warps,
         num_stages=num_stages,
-        backend_options={"enable_fp_fusion": True},  # newer Tritons do not by themselves
+        backend_options=_backend_options(),
         **constants,
     )
     return tuple(outputs[order.index(i)] for i in range(len(results)))
+
+
+def _backend_options() -> dict[str, Any]:
+    # Newer Tritons do not fuse by themselves. They write PTX of the newest version that their own assembler knows, but
+    # jaxlib takes the assembler of the machine's CUDA, which may be older: up to Hopper this version says all we need.
+    return {"enable_fp_fusion": True} | ({"ptx_version": 87} if capability() < 100 else {})
 
 
 def _rubbish(result: jax.ShapeDtypeStruct) -> jax.Array:

@@ -27,6 +27,7 @@ class ScheduledBatch:
     copies: tuple[tuple[int, int], ...] = ()  # blocks (source, destination), to copy in all layers before the step
     num_recomputed: int = 0  # of its tokens, those that are computed once more
     admitted: tuple[Request, ...] = ()  # from waiting, for the first time or again
+    grown: tuple[Request, ...] = ()  # of those that ran before, whose block tables became longer
 
     @property
     def num_tokens(self) -> int:
@@ -43,6 +44,7 @@ class StepDraft:
     preempted: list[Request] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
+    grown: list[Request] = field(default_factory=list)
     num_recomputed: int = 0
     ran_short: bool = False  # blocks did not do for the running requests, so nobody new is admitted
 

@@ -16,6 +16,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0  # the most tokens of one request in one step; 0 is no limit
     max_prefill_tokens: int = 0  # the most tokens of one step beyond the first of each request; 0 is no limit
+    step_sizes: tuple[int, ...] = ()  # what the tokens of a step are padded to, ascending; those worth filling
 
     def __post_init__(self) -> None:
         least_of = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}
@@ -23,6 +24,8 @@ class SchedulerConfig:
         for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if list(self.step_sizes) != sorted(set(self.step_sizes)):
+            raise ValueError(f"step_sizes must ascend, got {self.step_sizes}")
         if isinstance(self.policy, str):
             policy_named(self.policy)
 

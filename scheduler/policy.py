@@ -90,6 +90,17 @@ class Priority(FCFS):
         return request.priority, request.order
 
 
+class LongestFirst(FCFS):
+    """The one that may generate most first, and those of one limit in order of arrival.
+
+    For a batch whose lengths are known beforehand: what is long does not run on alone when all else has ended. Where
+    requests keep coming, the short ones may wait for ever.
+    """
+
+    def rank(self, request: Request) -> Rank:
+        return -request.max_new_tokens, request.order
+
+
 class CacheAware:
     """Another policy, but of its first requests of equal priority the one with the longest cached prefix goes first.
 
@@ -153,6 +164,7 @@ def room_to_return(request: Request, block_size: int) -> int:
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fcfs": FCFS,
     "priority": Priority,
+    "longest-first": LongestFirst,
     "cache-aware": lambda: CacheAware(FCFS()),
     "cache-aware-priority": lambda: CacheAware(Priority()),
 }

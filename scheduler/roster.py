@@ -35,6 +35,10 @@ class Roster:
     def has_free_row(self) -> bool:
         return bool(self._free_rows)
 
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
     def enter(self, requests: Sequence[Request]) -> None:
         """Puts new requests, samples of one prompt, behind those that came before."""
         for request in requests:

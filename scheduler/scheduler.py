@@ -17,6 +17,7 @@ from jaxllm.scheduler.config import SchedulerConfig
 from jaxllm.scheduler.deadlines import Deadlines
 from jaxllm.scheduler.kv_cache import KVCache
 from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.record import blank
 from jaxllm.scheduler.request import FinishReason, Request, RequestStatus, RequestUpdate
 from jaxllm.scheduler.roster import Roster
@@ -29,12 +30,12 @@ __all__ = ["AdmissionError", "Scheduled", "ScheduledBatch", "Scheduler", "Schedu
 class Scheduler:
     """Requests on their way from waiting to running to finished, and the rows and blocks they hold meanwhile."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, groups: KVGroups) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, groups: KVGroups, pace: Pace | None = None) -> None:
         self.config = config
         self._kv = KVCache(pool, groups, config.largest_chunk, config.enable_prefix_caching)
         self._roster = Roster(config.make_policy(), config.max_num_seqs)
         self._counters = Counters()
-        self._planner = StepPlanner(config, self._kv, self._roster, self._counters)
+        self._planner = StepPlanner(config, self._kv, self._roster, self._counters, pace)
         self._deadlines = Deadlines()
         self._is_paused = False
         self._last_scheduled = 0
@@ -124,6 +125,7 @@ class Scheduler:
             tuple(draft.copies),
             draft.num_recomputed,
             tuple(draft.admitted),
+            tuple(draft.grown),
         )
 
     def update(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[RequestUpdate]:
@@ -278,7 +280,8 @@ class Scheduler:
         if config is None:
             if snapshot["config"] is None:
                 raise ValueError("the snapshot's policy was an object; pass a config with a new one")
-            config = SchedulerConfig(**snapshot["config"])
+            fields = snapshot["config"]
+            config = SchedulerConfig(**fields | {"step_sizes": tuple(fields.get("step_sizes", ()))})
         scheduler = cls(config, pool, groups)
         requests = place_requests(snapshot["requests"], scheduler._roster, decode_params, scheduler._check_restored)
         for request in requests:

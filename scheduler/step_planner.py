@@ -7,29 +7,35 @@ field of the batch or behind KVCache, never as a branch here.
 from jaxllm.scheduler.batch import Counters, Scheduled, StepDraft
 from jaxllm.scheduler.config import SchedulerConfig
 from jaxllm.scheduler.kv_cache import KVCache, Prefix
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.policy import room_to_return
 from jaxllm.scheduler.record import blank
 from jaxllm.scheduler.request import Request
 from jaxllm.scheduler.roster import Roster
+from jaxllm.scheduler.step_budget import StepBudget
 
 
 class StepPlanner:
     """Chooses which requests compute how many tokens in a step, and who makes room for whom."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCache, roster: Roster, counters: Counters) -> None:
-        self._num_tokens = config.max_num_batched_tokens
-        self._num_prefill_tokens = config.prefill_share
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCache, roster: Roster, counters: Counters, pace: Pace | None
+    ) -> None:
         self._kv = kv
         self._roster = roster
         self._counters = counters
+        self._budget = StepBudget(config, kv, roster, self._num_cached, pace)
+        self._cut: list[Request] = []  # those whose tokens did not all fit into the last step
 
     def plan(self) -> StepDraft:
         """Chooses the tokens of the next step and counts them as computed: running requests first, then waiting."""
         self._roster.release_siblings()
-        draft = StepDraft(self._num_tokens, self._num_prefill_tokens)
+        num_tokens, num_prefill_tokens = self._budget.next(self._cut)
+        draft = StepDraft(num_tokens, num_prefill_tokens)
+        self._cut = []
         self._continue_running(draft)
         self._admit_waiting(draft)
-        self._counters.num_scheduled_tokens += self._num_tokens - draft.num_left
+        self._counters.num_scheduled_tokens += num_tokens - draft.num_left
         self._counters.num_recomputed_tokens += draft.num_recomputed
         return draft
 
@@ -56,10 +62,12 @@ class StepPlanner:
             if count > 1:
                 count = min(count, left, chunk, prefill_left + 1)
             end = start + count
-            if end > request.num_slots and not self._kv.grow(request, start, end):
-                draft.ran_short = True
-                if not self._make_room(request, end, draft.preempted):
-                    continue
+            if end > request.num_slots:
+                if not self._kv.grow(request, start, end):
+                    draft.ran_short = True
+                    if not self._make_room(request, end, draft.preempted):
+                        continue
+                draft.grown.append(request)
             item = blank(Scheduled)
             item.request = request
             item.row = row
@@ -70,6 +78,8 @@ class StepPlanner:
             request.num_computed = end
             if samples:
                 request.num_tokens = num_tokens + 1
+            else:
+                self._cut.append(request)
             if count > 1:
                 prefill_left -= count - 1
                 self._kv.remember(request)
@@ -125,6 +135,8 @@ class StepPlanner:
             self._count_found(request, prefix)
             request.num_computed = start + count
             request.num_tokens += count == pending
+            if count < pending:
+                self._cut.append(request)
             kv.remember(request)
             self._count_recomputed(request, count, draft)
             draft.num_prefill_left -= count - 1

@@ -1,21 +1,26 @@
-"""Writes the tables of docs/flags.md from the dataclasses that define the flags. Knows their fields; starts no engine.
+"""Writes the tables of docs/flags.md from the dataclasses of flags, README's from docs/benchmarks. Starts no engine.
 
-Run it after a flag has changed: `make docs`. With --check it writes nothing, and its exit status says whether the page
-is up to date.
+Run it after a flag or a figure has changed: `make docs`. With --check it writes nothing, and its exit status says
+whether the pages are up to date.
 """
 
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxllm.bench.args import LatencyArgs, ThroughputArgs
+from jaxllm.bench.args import LatencyArgs, SuiteArgs, ThroughputArgs
+from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
+from jaxllm.terminal.compile import CompileArgs
 
-PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "docs" / "benchmarks"
+DEVICE = "NVIDIA H200"  # README's figures are of one
 
 
 def spelled(name: str, default: object) -> str:
@@ -59,30 +64,48 @@ def fill(page: str, tables: Mapping[str, str]) -> str:
         marked = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
         page, count = re.subn(marked, lambda m, table=table: f"{m[1]}{table}\n{m[2]}", page, flags=re.DOTALL)
         if count != 1:
-            raise ValueError(f"{PAGE.name} has the markers of {name!r} {count} times, not once")
+            raise ValueError(f"a page has the markers of {name!r} {count} times, not once")
     return page
 
 
-def main() -> int:
-    """Writes the page, or checks it; gives the exit status."""
-    tables = {
+def figures() -> str:
+    """README's figures, of the newest run of `jaxllm bench suite`."""
+    read = {file: json.loads(file.read_text()) for file in sorted(BENCHMARKS.glob("*.json"))}
+    suites = {file: report for file, report in read.items() if "date" in report and DEVICE in report["device"]}
+    newest = max(suites, key=lambda file: suites[file]["date"])
+    peers = read_peers(BENCHMARKS, DEVICE)
+    return "\n".join(readme_lines(suites[newest], peers, newest.relative_to(ROOT).as_posix()))
+
+
+def pages() -> dict[Path, dict[str, str]]:
+    """The tables of each page."""
+    flags = {
         "engine flags": flag_table(EngineArgs),
         "server flags": flag_table(ServerArgs),
         "bench throughput flags": flag_table(ThroughputArgs),
         "bench latency flags": flag_table(LatencyArgs),
+        "bench suite flags": flag_table(SuiteArgs),
         "chat flags": flag_table(ChatArgs),
         "complete flags": flag_table(CompleteArgs),
+        "compile flags": flag_table(CompileArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
     }
-    old = PAGE.read_text()
-    new = fill(old, tables)
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(new)
-        return 0
-    if new != old:
-        print("docs/flags.md is out of date: run `make docs`", file=sys.stderr)
-    return int(new != old)
+    return {ROOT / "docs" / "flags.md": flags, ROOT / "README.md": {"figures": figures()}}
+
+
+def main() -> int:
+    """Writes the pages, or checks them; gives the exit status."""
+    status = 0
+    for page, tables in pages().items():
+        old = page.read_text()
+        new = fill(old, tables)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(new)
+        elif new != old:
+            print(f"{page.relative_to(ROOT)} is out of date: run `make docs`", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm import LLM
 
@@ -15,16 +18,40 @@ from jaxllm import LLM
 @pytest.fixture(scope="session", autouse=True)
 def _compile_cache(request: pytest.FixtureRequest) -> None:
     """One on-disk cache for all tests: engines of the same shape compile once."""
+    if any(item.get_closest_marker("aot") for item in request.session.items):
+        return  # what is compiled for a device that is not here cannot be read back
     assert request.config.cache is not None
     jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
+@pytest.fixture
+def no_compile_cache() -> Iterator[None]:
+    """Nothing comes from that cache: what does cannot be stored elsewhere."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of checkpoints with random weights and of what they must produce."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def describe_gpu() -> Callable[[str], Any]:
+    """Gives a device that is not here to compile for: "a100", "l40s" or "h200", as tests/gpus/ describes them."""
+
+    def describe(name: str) -> Any:
+        text = (Path(__file__).parent / "gpus" / f"{name}.txtpb").read_text()
+        topology = topologies.get_topology_desc("", platform="cuda", target_config=text, topology="1x1x1")
+        return topology.devices[0]
+
+    return describe
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from jaxllm.server import serve
 
     taken: list[Any] = []
-    monkeypatch.setattr("jaxllm.cli.prepare_environment", lambda environment: None)
+    monkeypatch.setattr("jaxllm.cli.prepare_environment", lambda environment, has_store: None)
     monkeypatch.setattr(serve, "serve", lambda *args: taken.extend(args) or 0)
     return taken
 
@@ -84,11 +84,12 @@ def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.Capt
         (["serve", "--block-size", "7"], "--block-size must be one of 8, 16"),
         (["serve", "--uvicorn-log-level", "loud"], "--uvicorn-log-level='loud' is not known"),
         (["serve", "--shutdown-timeout", "-1"], "--shutdown-timeout must be at least 0"),
+        (["serve", "--target-tpot-ms", "0"], "--target-tpot-ms must be at least 0.001, got 0.0"),
         (["serve", "--root-path", "x"], "must start with a slash"),
         (["serve", "-tp", "2"], "--tensor-parallel-size=2 is not supported yet"),
         (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice=True is not supported yet"),
         (["serve", "--ssl-keyfile", "key.pem"], "--ssl-keyfile is not supported yet"),
-        (["sevre"], "there is no command 'sevre'; there are: serve, chat, complete, bench, collect-env"),
+        (["sevre"], "there is no command 'sevre'; there are: serve, chat, complete, bench, compile, collect-env"),
         (["bench", "speed"], "there is no command 'bench speed'; there are: throughput, latency"),
         (["serve", "--help=max-num-sequence"], "did you mean --help=max-num-seqs?"),
         (["serve", "--config"], "--config: expected the path of a YAML file"),

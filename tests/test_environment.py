@@ -24,3 +24,9 @@ def test_compiled_programs_are_kept_in_the_users_cache():
     prepare_environment(environment)
     assert environment["JAX_COMPILATION_CACHE_DIR"] == str(Path.home() / ".cache" / "jaxllm" / "xla")
     assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.95"
+
+
+def test_jaxs_own_cache_stays_off_beside_an_executable_store():
+    environment = {}
+    prepare_environment(environment, has_store=True)
+    assert "JAX_COMPILATION_CACHE_DIR" not in environment

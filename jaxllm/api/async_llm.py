@@ -212,6 +212,10 @@ class AsyncLLM:
         """
         await self._call("stop_profile")
 
+    async def wait_until_compiled(self, timeout: float | None = None) -> bool:
+        """Waits until no step shape is left to be compiled in the background; see LLM."""
+        return await asyncio.to_thread(self._built.wait_until_compiled, timeout)
+
     def shutdown(self) -> None:
         """Ends the engine; requests that still run end with EngineDeadError."""
         self._is_shut_down = True

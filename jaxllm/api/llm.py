@@ -267,6 +267,13 @@ class LLM:
         """The start-up table: label and value."""
         return self._built.report()
 
+    def wait_until_compiled(self, timeout: float | None = None) -> bool:
+        """Waits until no step shape is left to be compiled in the background; False if `timeout` seconds end it.
+
+        Nothing has to wait for it: until then some steps run in larger shapes than they need. Measurements should.
+        """
+        return self._built.wait_until_compiled(timeout)
+
     def close(self) -> None:
         """Frees the device's memory; the object is of no use afterwards."""
         self._built.close()

@@ -19,6 +19,14 @@ class RequestMetrics:
     finished_time: float | None = None
     longest_output: int = 0  # tokens of the longest sample
 
+    def take_tokens(self, now: float, num_output_tokens: int) -> None:
+        """Takes note that a sample has new tokens, and how many it has by now."""
+        self.last_token_time = now
+        if self.first_token_time is None:
+            self.first_token_time = now
+        if num_output_tokens > self.longest_output:
+            self.longest_output = num_output_tokens
+
     @property
     def time_in_queue(self) -> float | None:
         """Seconds from arrival to the first step that computed some of it."""

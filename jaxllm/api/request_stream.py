@@ -39,7 +39,8 @@ class _SampleStream:
             self.runs_in_engine = False
         if self.finish_reason is not None:
             return OutputDelta(index=self.index)
-        self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
+        if update.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = update.num_cached_tokens
         stopped_by_token = update.finish_reason == "stop" and update.stop_reason is not None
         text = self._detokenizer.push(update.token_ids, finished=ended, drop_last=stopped_by_token)
         self.finish_reason, self._stop_reason = update.finish_reason, update.stop_reason
@@ -140,9 +141,7 @@ class RequestStream:
         was_going_on = sample.finish_reason is None
         delta = sample.take(update)
         if delta.token_ids:
-            self.metrics.last_token_time = now = time.monotonic()
-            self.metrics.first_token_time = self.metrics.first_token_time or now
-            self.metrics.longest_output = max(self.metrics.longest_output, delta.num_output_tokens)
+            self.metrics.take_tokens(time.monotonic(), delta.num_output_tokens)
         if was_going_on and sample.finish_reason is not None:
             self._num_unfinished -= 1
             if self.finished:

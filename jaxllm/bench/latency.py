@@ -1,14 +1,19 @@
 """`jaxllm bench latency`: one batch of requests, again and again with other prompts. Knows the order only."""
 
-import dataclasses
+import functools
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxllm.bench.args import LatencyArgs, add_bench_flags, workload_names
+from jaxllm.bench.args import LatencyArgs, add_bench_flags, sorted_values, workload_names
 from jaxllm.options import OptionParser
 
+if TYPE_CHECKING:  # what measures is imported when it is called: --help and mistakes need none of it
+    from jaxllm.bench.figures import Measurement
+    from jaxllm.bench.session import Profile
+    from jaxllm.bench.subject import Subject
+    from jaxllm.bench.workloads import WorkloadRequest
+
 TITLE = "bench latency"
-_OWN = frozenset(field.name for field in dataclasses.fields(LatencyArgs))
 _BATCH = (8, 32, 128)  # requests, prompt tokens, output tokens; vLLM's defaults
 
 
@@ -23,45 +28,57 @@ def run(values: dict[str, Any]) -> int:
     Raises:
         InputError: a mistake of the user's.
     """
-    args = LatencyArgs(**{name: value for name, value in values.items() if name in _OWN})
-    options = {name: value for name, value in values.items() if name not in _OWN}
-    from jaxllm.bench.figures import Measurement, merged
+    args, options = sorted_values(LatencyArgs, values)
+    from jaxllm.bench.session import run_session
+
+    measure = functools.partial(_measure, args, options.get("seed", 0))
+    return run_session(TITLE, values, args, options, measure)
+
+
+def _measure(args: LatencyArgs, seed: int, subject: "Subject", profile: "Profile | None") -> "list[Measurement]":
+    from jaxllm.bench.subject import requests_for
+
+    measurements = []
+    for name in workload_names(args.workload) or ("batch",):
+        drawn = [_batch(args, name, seed, repeat) for repeat in range(args.num_iters + args.num_iters_warmup)]
+        batches = [requests_for(subject, name, batch) for batch in drawn]
+        # The first measured batch is the workload itself, so that its digest is the comparison's.
+        m = measure_batches(subject, name, batches[: args.num_iters], batches[args.num_iters :])
+        measurements.append(m)
+        if profile is not None:
+            profile(batches[0], m)
+    return measurements
+
+
+def measure_batches(
+    subject: "Subject", name: str, batches: "list[list[WorkloadRequest]]", to_warm_up: "list[list[WorkloadRequest]]"
+) -> "Measurement":
+    """Measures one batch after the other, behind others of the same lengths."""
+    from jaxllm.bench.figures import merged
     from jaxllm.bench.progress import progress_bar
     from jaxllm.bench.report import tell
-    from jaxllm.bench.session import run_session
-    from jaxllm.bench.subject import Subject, requests_for
-    from jaxllm.bench.workloads import WorkloadRequest, random_requests, workload
 
-    def batch_of(name: str, repeat: int) -> list[WorkloadRequest]:
-        seed = options.get("seed", 0)
-        if name != "batch":
-            return workload(name, seed, repeat=repeat)
-        count, num_in, num_out = _BATCH
-        return random_requests(
-            args.batch_size or count, args.input_len or num_in, args.output_len or num_out, seed, repeat
-        )
+    start = time.perf_counter()
+    with progress_bar(f"{name}: warming up", len(to_warm_up)) as advance:
+        for batch in to_warm_up:
+            subject.warm_up(batch, lambda count: None)
+            advance(1)
+    warm_up = time.perf_counter() - start
+    runs = []
+    with progress_bar(f"{name}: measuring", len(batches)) as advance:
+        for batch in batches:
+            runs.append(subject.run(batch, lambda count: None))
+            advance(1)
+    m = merged(subject.name, name, batches, runs, warm_up)
+    middle = sorted(m.iteration_seconds)[len(runs) // 2]
+    tell(f"{name}: {1e3 * middle:,.1f} ms a batch, median of {len(runs)}, after {warm_up:.1f} s to warm up")
+    return m
 
-    def measure(subject: Subject) -> list[Measurement]:
-        measurements = []
-        for name in workload_names(args.workload) or ("batch",):
-            # The first measured batch is the workload itself, so that its digest is the comparison's.
-            batches = [requests_for(subject, name, batch_of(name, repeat)) for repeat in range(args.num_iters)]
-            start = time.perf_counter()
-            with progress_bar(f"{name}: warming up", args.num_iters_warmup) as advance:
-                for i in range(args.num_iters_warmup):
-                    others = requests_for(subject, name, batch_of(name, args.num_iters + i))
-                    subject.warm_up(others, lambda count: None)
-                    advance(1)
-            warm_up = time.perf_counter() - start
-            runs = []
-            with progress_bar(f"{name}: measuring", args.num_iters) as advance:
-                for batch in batches:
-                    runs.append(subject.run(batch, lambda count: None))
-                    advance(1)
-            m = merged(subject.name, name, batches, runs, warm_up)
-            middle = sorted(m.iteration_seconds)[len(runs) // 2]
-            tell(f"{name}: {1e3 * middle:,.1f} ms a batch, median of {len(runs)}, after {warm_up:.1f} s to warm up")
-            measurements.append(m)
-        return measurements
 
-    return run_session(TITLE, values, args, options, measure)
+def _batch(args: LatencyArgs, name: str, seed: int, repeat: int) -> "list[WorkloadRequest]":
+    from jaxllm.bench.workloads import random_requests, workload
+
+    if name != "batch":
+        return workload(name, seed, repeat=repeat)
+    count, num_in, num_out = _BATCH
+    return random_requests(args.batch_size or count, args.input_len or num_in, args.output_len or num_out, seed, repeat)

@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.engine import StepTimes
+from jaxllm.models.config import ModelConfig
 from jaxllm.scheduler.batch import SchedulerStats
 
 
@@ -28,6 +30,8 @@ class OwnEngine:
         start = time.perf_counter()
         self._built = start_engine(args).built
         self._seconds = time.perf_counter() - start
+        self._built.wait_until_compiled()  # what is measured is the shapes that a step needs, not what stands in
+        self._compiled_seconds = time.perf_counter() - start
         self._engine = self._built.engine
         self._num_sent = 0
 
@@ -46,6 +50,7 @@ class OwnEngine:
             "versions": {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib")},
             "dtype": self._built.model.dtype,
             "start_up_seconds": round(self._seconds, 2),
+            "all_compiled_seconds": round(self._compiled_seconds, 2),
             "engine": dict(self._built.report()),
         }
 
@@ -90,6 +95,52 @@ class OwnEngine:
             while engine.has_work:
                 engine.step()
         return Run(seconds, outputs, token_times, step_figures(engine.times, stats, engine.scheduler.stats))
+
+    @property
+    def model(self) -> ModelConfig:
+        return self._built.model
+
+    @property
+    def kv_dtype(self) -> str:
+        return self._built.runner.program.kv_dtype.name
+
+    def program_texts(self) -> dict[str, Callable[[], str | None]]:
+        """Gives for each compiled step, by its name in a trace, what reads its optimised program."""
+        return self._built.runner.program_texts()
+
+    def trace(self, requests: Sequence[WorkloadRequest], windows: Mapping[int, Path], num_steps: int) -> None:
+        """Runs requests for traces of `num_steps` steps from the windows' first steps on, and no further.
+
+        Each begins and ends with nothing in flight, so that it holds whole steps.
+
+        Raises:
+            InputError: a request that the engine cannot take, or a trace runs already.
+        """
+        engine = self._engine
+        names = [self._send(request) for request in requests]
+        left, step, last = dict(windows), 0, max(windows) + num_steps
+        tracing_until = -1
+        try:
+            while engine.has_work and step < last:
+                if step in left:
+                    engine.pause()
+                    engine.resume()
+                    engine.start_profile(str(left.pop(step)), python_calls=False)
+                    tracing_until = step + num_steps
+                engine.step()
+                step += 1
+                if step == tracing_until:
+                    engine.pause()
+                    engine.resume()
+                    engine.stop_profile()
+                    tracing_until = -1
+        finally:
+            for request_id in names:
+                engine.abort(request_id)
+            while engine.has_work:
+                engine.step()
+            if tracing_until >= 0:
+                engine.stop_profile()
 
     def close(self) -> None:
         self._built.close()

@@ -64,10 +64,21 @@ def print_tables(measurements: Sequence[Measurement]) -> None:
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table that Markdown reads too."""
+    for line in table_lines(header, rows):
+        print(line, flush=True)
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
+    """Gives the lines of a table that Markdown reads too; the first `left` columns are texts, the others numbers."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    rule = ["-" * (width - 1) + ":" for width in widths]
-    for row in (header, rule, *rows):
-        print("| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |", flush=True)
+    rule = [":" + "-" * (w - 1) if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+
+    def aligned(row: Sequence[str]) -> list[str]:
+        return [
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+
+    return ["| " + " | ".join(aligned(row)) + " |" for row in (header, rule, *rows)]
 
 
 def as_json(measurement: Measurement, detailed: bool) -> dict[str, Any]:
@@ -107,6 +118,19 @@ def check_writable(path: str | None) -> None:
     if file.is_dir() or not file.parent.is_dir():
         cause = "it is a folder" if file.is_dir() else f"there is no folder {file.parent}"
         raise InputError(f"output_json={path!r} cannot be written: {cause}")
+
+
+def check_folder(name: str, path: str | None) -> None:
+    """Refuses a folder that could not be made, before anything is measured.
+
+    Raises:
+        InputError: a file stands where it, or a folder above it, should be.
+    """
+    folder = None if path is None else Path(path).expanduser()
+    while folder is not None and not folder.is_dir():
+        if folder.exists():
+            raise InputError(f"{name}={path!r} cannot be made: {folder} is a file")
+        folder = folder.parent
 
 
 def write_json(path: str | None, content: Mapping[str, Any]) -> None:

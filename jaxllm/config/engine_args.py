@@ -98,11 +98,13 @@ class EngineArgs:
     enable_prefix_caching: bool = flag(True, "share the KV blocks of prompts that begin alike")
     long_prefill_token_threshold: int = flag(0, "most tokens of one request in a step; 0 sets no cap")
     max_prefill_tokens: int = flag(0, "most tokens in a step beyond one per request; 0 sets no cap")
+    target_tpot_ms: float | None = flag(None, "most ms between two tokens of a request; prompts wait for it")
     max_logprobs: int = flag(20, "most logprobs that a request may ask for; -1 sets no limit")
     logprobs_mode: str = flag("raw_logprobs", f"what logprobs are: {', '.join(LOGPROBS_MODES)}")
     logits_processors: tuple[str, ...] = flag((), "functions compiled into the sampler, as module:attribute")
     attention_backend: str = flag("auto", "version of the paged attention kernel")
     enforce_eager: bool = flag(False, "compile each step shape at first use instead of before the first request")
+    executables: str | None = flag(None, "folder of compiled programs, to load and to add to; see docs/startup.md")
     step_timeout: float = flag(300.0, "seconds after which a step that does not return is reported as hanging")
     disable_log_stats: bool = flag(False, "no periodic log line")
 
@@ -141,6 +143,7 @@ _LEAST: dict[str, float] = {
     "step_timeout": 0.001,
     "long_prefill_token_threshold": 0,
     "max_prefill_tokens": 0,
+    "target_tpot_ms": 0.001,
 }
 
 

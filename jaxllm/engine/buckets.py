@@ -6,6 +6,10 @@ from typing import Literal, NamedTuple
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BETWEEN = (48, 96, 192, 384, 768)  # where a step costs what its rows cost, half of them padding is too much
+MIXED_REQUESTS = (16, 64, 256)  # more of them leave no room for small steps; a request alone is padded to 16 as fast
+# A step of fewer rows costs as much on a GPU: cuBLASLt pads to eight, and XLA's own products of one row are slower.
+LEAST_DECODE = 8
+LEAST_TO_FILL = 256  # tokens below which a step costs what reading the weights costs
 # The table's width costs a copy of B x M integers a step and nothing else: only long ones are worth a choice.
 TABLE_WIDTHS = (1024, 4096, 16384, 65536)
 
@@ -32,6 +36,20 @@ class StepShape(NamedTuple):
     def program(self) -> str:
         return "decode" if self.num_tokens == self.num_requests else "mixed"
 
+    @property
+    def label(self) -> str:
+        """The shape as a name, of its compiled program."""
+        return str(self).replace(" ", "_").replace("=", "")
+
+    def holds(self, other: "StepShape") -> bool:
+        """Says whether a step of the other shape, padded, can run in this one."""
+        return (
+            (self.program, self.variant) == (other.program, other.variant)
+            and self.num_tokens >= other.num_tokens
+            and self.num_requests >= other.num_requests
+            and self.table_width >= other.table_width
+        )
+
     def __str__(self) -> str:
         return f"{self.program} T={self.num_tokens} B={self.num_requests} M={self.table_width} {self.variant}"
 
@@ -44,20 +62,28 @@ class Buckets:
     mixed_tokens: tuple[int, ...]
     mixed_requests: tuple[int, ...]
     table_widths: tuple[int, ...]
+    fillable: tuple[int, ...] = ()  # those numbers of tokens for which a scheduler should put a few tokens off
 
     def shape(self, num_tokens: int, num_requests: int, table_width: int, variant: Variant) -> StepShape:
         """Gives the smallest compiled shape that holds the step."""
         if num_tokens == num_requests:
-            size = _fit(self.decode, num_requests)
+            size = self.decode_size(num_requests)
             return StepShape(size, size, _fit(self.table_widths, table_width), variant)
         return self._mixed(num_tokens, num_requests, table_width, variant)
 
     def _mixed(self, num_tokens: int, num_requests: int, table_width: int, variant: Variant) -> StepShape:
         requests = _fit(self.mixed_requests, num_requests)
-        tokens = _fit(self.mixed_tokens, num_tokens)
-        if tokens <= requests:  # T == B would mean decode
-            tokens = next(size for size in (*self.mixed_tokens, 2 * requests) if size > requests)
+        tokens = _fit(self.mixed_sizes(num_requests), num_tokens)
         return StepShape(tokens, requests, _fit(self.table_widths, table_width), variant)
+
+    def decode_size(self, num_requests: int) -> int:
+        """Gives what a step of one token per request is padded to."""
+        return _fit(self.decode, num_requests)
+
+    def mixed_sizes(self, num_requests: int) -> tuple[int, ...]:
+        """Lists what the tokens of a mixed step of so many requests may be padded to."""
+        requests = _fit(self.mixed_requests, num_requests)  # T == B would mean decode
+        return tuple(size for size in self.mixed_tokens if size > requests) or (2 * requests,)
 
     def plan(self, variants: tuple[Variant, ...] = VARIANTS) -> list[StepShape]:
         """Lists every shape that a step can have, small ones first."""
@@ -76,19 +102,26 @@ class Buckets:
         """Lists every size that the batch of a step is padded to."""
         return sorted({*self.decode, *self.mixed_requests})
 
-    def largest(self) -> StepShape:
-        """The shape with the largest temporaries."""
-        return self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], self.table_widths[-1], "logits")
+    def covering(self) -> list[StepShape]:
+        """Lists the fewest shapes that together hold every step, those first that take the longest to compile."""
+        width, requests = self.table_widths[-1], self.decode[-1]
+        mixed = [self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], width, v) for v in VARIANTS]
+        return [*mixed, *(self.shape(requests, requests, width, variant) for variant in VARIANTS)]
 
 
 def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int, coarse: bool) -> Buckets:
     """Cuts the list down to the engine's limits; coarse (a CPU) keeps few shapes, since each costs a compilation."""
     max_requests = min(max_num_seqs, max_num_batched_tokens)
+    fine = tuple(sorted((*SIZES, *BETWEEN)))
+    large = tuple(size for size in fine if size >= LEAST_TO_FILL)
+    mixed_tokens = _upto(max_num_batched_tokens, SIZES[5::2] if coarse else (32, 128, *large))
     return Buckets(
-        decode=_upto(max_requests, SIZES if coarse else tuple(sorted((*SIZES, *BETWEEN)))),
-        mixed_tokens=_upto(max_num_batched_tokens, SIZES[5::2] if coarse else (SIZES[5], *SIZES[7:])),
-        mixed_requests=_upto(max_requests, SIZES[::4]),
+        decode=_upto(max_requests, SIZES if coarse else tuple(size for size in fine if size >= LEAST_DECODE)),
+        mixed_tokens=mixed_tokens,
+        mixed_requests=_upto(max_requests, SIZES[::4] if coarse else MIXED_REQUESTS),
         table_widths=_upto(max_blocks, TABLE_WIDTHS),
+        # With T == B a step would be a decode step, so sizes up to that of the requests cannot always be had.
+        fillable=() if coarse else tuple(size for size in mixed_tokens if size > max(max_requests, LEAST_TO_FILL - 1)),
     )
 
 

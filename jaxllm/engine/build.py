@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,23 +17,23 @@ from jaxllm.config.engine_args import DTYPES, KV_CACHE_DTYPES, EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.config.logits_processor import load_processors
 from jaxllm.engine.buckets import Buckets, StepShape, make_buckets
+from jaxllm.engine.compiled_for import compiled_for
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.executable_store import ExecutableStore
 from jaxllm.engine.generation_config import choose_generation_config, sampling_defaults
 from jaxllm.engine.input_builder import InputBuilder
 from jaxllm.engine.limits import EngineLimits
-from jaxllm.engine.memory import MemoryPlan, plan_memory, tree_bytes
+from jaxllm.engine.memory import MemoryPlan, plan_memory, show_bytes, temporaries_bound, tree_bytes
 from jaxllm.engine.model_runner import ModelRunner
-from jaxllm.engine.sampler_builder import NUM_BEST
-from jaxllm.engine.sampler_inputs import NO_SCORES, SamplerShape
+from jaxllm.engine.sampler_inputs import SamplerShape
 from jaxllm.engine.step import StepProgram
 from jaxllm.engine.step_compiler import (
     SamplerSettings,
     StepCompiler,
     abstract_weights,
-    compile_sampler,
-    compile_step,
-    temporary_bytes,
+    usual_samplers,
 )
+from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
@@ -53,12 +52,12 @@ from jaxllm.models.shapes import find_shape
 from jaxllm.models.step_context import Kernels
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.policy import policy_named
 from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
 
 logger = logging.getLogger(__name__)
 
-_TINY_POOL = 8  # blocks: temporaries do not depend on the pool, so they are measured with a small one
 _DEFAULT_LIMITS = {"cpu": (32, 512)}  # max_num_seqs, max_num_batched_tokens
 _GPU_LIMITS = (256, 8192)
 
@@ -67,6 +66,7 @@ _GPU_LIMITS = (256, 8192)
 class StartTimes:
     """Seconds of a start by phase, in order."""
 
+    began: float = field(default_factory=time.perf_counter)
     phases: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -93,11 +93,27 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is decided before anything is compiled or read."""
+
+    model: ModelConfig
+    memory: MemoryPlan
+    buckets: Buckets
+    compiler: StepCompiler
+    max_num_batched_tokens: int
+
+    def plan(self) -> tuple[list[StepShape | SamplerShape], list[StepShape | SamplerShape]]:
+        """Lists the shapes that a first answer waits for, and those that are compiled behind it."""
+        return _plan(self.buckets, self.compiler.program.platform)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """A running engine and what a start reports."""
+    """A running engine and what a start reports. Shapes that a first answer can do without may still be compiled."""
 
     engine: Engine
     runner: ModelRunner
+    compiler: StepCompiler
     model: ModelConfig
     memory: MemoryPlan
     buckets: Buckets
@@ -108,10 +124,18 @@ class BuiltEngine:
         """The start-up table: memory, then seconds by phase."""
         spent = [f"{name} {seconds:.1f}" for name, seconds in self.times.phases.items() if seconds >= 0.05]
         total = sum(self.times.phases.values())
-        return [*self.memory.rows(), ("start", f"{total:.1f} s: {', '.join(spent)}")]
+        rows = [*self.memory.rows(), ("start", f"{total:.1f} s: {', '.join(spent)}")]
+        if self.compiler.num_planned:
+            rows.append(("programs", self.compiler.progress(self.times.began)))
+        return rows
+
+    def wait_until_compiled(self, timeout: float | None = None) -> bool:
+        """Waits until every planned shape is compiled; False if that takes longer than the timeout in seconds."""
+        return self.compiler.wait(timeout)
 
     def close(self) -> None:
         self.engine.close()
+        self.compiler.close()
         self.runner.close()
 
 
@@ -167,66 +191,86 @@ def build_engine(
         policy_named(args.scheduling_policy)
     with times.phase("devices"):
         mesh = mesh or build_mesh()
-        platform = mesh.devices.flat[0].platform
-    defaults = sampling_defaults(source.generation_config)
+    prepared = prepare(args, source, mesh)
+    compiler = prepared.compiler
+    first, rest = ([], []) if args.enforce_eager else prepared.plan()
+    compiler.warm_up([*first, *rest], max(1, (os.cpu_count() or 2) // 2))  # while the weights are read, and beyond
+    try:
+        with times.phase("weights"):
+            weights = _weights(args, source, compiler.program)
+        with times.phase("KV pool"):
+            runner = ModelRunner(compiler, weights, _largest_input(prepared))
+        with times.phase("compile (beyond the weights)"):
+            for shape in first:
+                compiler.get(shape) if isinstance(shape, StepShape) else compiler.get_sampler(shape)
+    except BaseException:
+        compiler.close()
+        raise
+    memory = _compare(prepared.memory, compiler)
+    engine = _join(args, source, prepared, runner, eos_token_ids)
+    return BuiltEngine(
+        engine=engine,
+        runner=runner,
+        compiler=compiler,
+        model=prepared.model,
+        memory=memory,
+        buckets=prepared.buckets,
+        times=times,
+        sampling_defaults=sampling_defaults(source.generation_config),
+    )
+
+
+def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
+    """Decides everything that programs depend on: kernels, memory, shapes. Nothing is compiled, no weight is read.
+
+    Raises:
+        InputError: the model or the flags do not fit the device.
+    """
+    platform = mesh.devices.flat[0].platform
     model = _model_config(args, source, platform)
     program = _step_program(args, model, mesh, platform)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
     max_seqs, max_tokens = args.max_num_seqs or max_seqs, args.max_num_batched_tokens or max_tokens
-
-    def buckets_for(max_len: int) -> Buckets:
-        return make_buckets(max_seqs, max_tokens, -(-max_len // args.block_size), coarse=platform == "cpu")
-
     settings = SamplerSettings(args.logprobs_mode, load_processors(args.logits_processors))
-    with times.phase("temporaries"):
-        largest = buckets_for(args.max_model_len or model.max_position).largest()
-        temporaries = _largest_temporary(program, largest, max_seqs, settings, platform)
     memory = plan_memory(
         args,
         model,
         list(mesh.devices.flat),
         weights=tree_bytes(abstract_weights(program)),
-        temporaries=temporaries,
+        temporaries=0 if platform == "cpu" else temporaries_bound(model, max_tokens, max_seqs),
         chunk=max_tokens,
         kv_dtype=program.kv_dtype.name,
     )
-    buckets = buckets_for(memory.max_model_len)
-    compiler = StepCompiler(program, memory.num_blocks, max_seqs, settings)
-    shapes = [] if args.enforce_eager else _first_shapes(buckets, platform)
-    with ThreadPoolExecutor(1) as background:  # the host compiles while the weights are read
-        warm_up = background.submit(compiler.warm_up, shapes, max(1, (os.cpu_count() or 2) - 1))
-        with times.phase("weights"):
-            weights = _weights(args, source, program)
-        with times.phase("KV pool"):
-            runner = ModelRunner(compiler, weights)
-        with times.phase("compile (beyond the weights)"):
-            warm_up.result()
-    memory = dataclasses.replace(memory, temporaries=max(memory.temporaries, compiler.largest_temporary))
-    engine = _join(args, source, model, memory, buckets, runner, settings, max_seqs, max_tokens, eos_token_ids)
-    return BuiltEngine(
-        engine=engine,
-        runner=runner,
+    max_blocks = -(-memory.max_model_len // args.block_size)
+    store = _store(args, program, memory.num_blocks, max_seqs, settings)
+    return Prepared(
         model=model,
         memory=memory,
-        buckets=buckets,
-        times=times,
-        sampling_defaults=defaults,
+        buckets=make_buckets(max_seqs, max_tokens, max_blocks, coarse=platform == "cpu"),
+        compiler=StepCompiler(program, memory.num_blocks, max_seqs, settings, store),
+        max_num_batched_tokens=max_tokens,
     )
+
+
+def _largest_input(prepared: Prepared) -> int:
+    """The size in bytes of the largest packed step."""
+    num_groups = prepared.compiler.program.num_groups
+    return 4 * max(packed_size(shape, num_groups) for shape in prepared.buckets.plan())
 
 
 def _join(
     args: EngineArgs,
     source: ModelSource,
-    model: ModelConfig,
-    memory: MemoryPlan,
-    buckets: Buckets,
+    prepared: Prepared,
     runner: ModelRunner,
-    settings: SamplerSettings,
-    max_seqs: int,
-    max_tokens: int,
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
     """Joins scheduler, input builder and runner."""
+    model, memory, compiler = prepared.model, prepared.memory, prepared.compiler
+    max_seqs, max_tokens, buckets = compiler.num_rows, prepared.max_num_batched_tokens, prepared.buckets
+    pace = None
+    if args.target_tpot_ms is not None:
+        pace = Pace(args.target_tpot_ms / 1e3, buckets.mixed_sizes, buckets.decode_size)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=max_seqs,
@@ -236,9 +280,11 @@ def _join(
             enable_prefix_caching=args.enable_prefix_caching,
             long_prefill_token_threshold=args.long_prefill_token_threshold,
             max_prefill_tokens=args.max_prefill_tokens,
+            step_sizes=buckets.fillable,
         ),
         BlockPool(memory.num_blocks, args.block_size),
         KVGroups(model.kv_layout.windows),
+        pace,
     )
     max_blocks = -(-memory.max_model_len // args.block_size)
     builder = InputBuilder(
@@ -248,7 +294,8 @@ def _join(
         len(model.kv_layout.windows),
         vocab_size=model.vocab_size,
         seed=args.seed,
-        processors=settings.processors,
+        processors=compiler.settings.processors,
+        choose=compiler.stand_in,
     )
     eos = {*eos_token_ids, *model.eos_token_ids, *token_ids(source.generation_config.get("eos_token_id"))}
     limits = EngineLimits(
@@ -257,9 +304,9 @@ def _join(
         eos_token_ids=tuple(sorted(eos)),
         has_priorities=not isinstance(args.scheduling_policy, str) or "priority" in args.scheduling_policy,
         max_logprobs=args.max_logprobs,
-        processors=settings.processors,
+        processors=compiler.settings.processors,
     )
-    return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout))
+    return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout), pace)
 
 
 def _model_config(args: EngineArgs, source: ModelSource, platform: str) -> ModelConfig:
@@ -311,29 +358,43 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
     return load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
 
 
-def _largest_temporary(
-    program: StepProgram, shape: StepShape, num_rows: int, settings: SamplerSettings, platform: str
-) -> int:
-    """Bytes of scratch that the largest step takes with its logits and its sampler, as the compiled programs say."""
-    if platform == "cpu":  # host memory is not what limits the pool there, and a compilation costs the start a second
-        return 0
-    sampler = SamplerShape(shape.num_requests, filters=True)
-    logits = shape.num_requests * program.decoder.cfg.vocab_size * 4
-    forward = temporary_bytes(compile_step(program, shape, _TINY_POOL, num_rows))
-    return logits + max(forward, temporary_bytes(compile_sampler(program, sampler, num_rows, settings)))
+def _store(
+    args: EngineArgs, program: StepProgram, num_blocks: int, num_rows: int, settings: SamplerSettings
+) -> ExecutableStore | None:
+    if args.executables is None:
+        return None
+    facts = compiled_for(program, num_blocks, num_rows, settings)
+    return ExecutableStore(Path(args.executables).expanduser(), facts, list(program.mesh.devices.flat))
 
 
-def _first_shapes(buckets: Buckets, platform: str) -> list[StepShape | SamplerShape]:
-    """All common shapes on a GPU; on a CPU only those of a first short, greedy request: the rest compile at first use.
+def _compare(memory: MemoryPlan, compiler: StepCompiler) -> MemoryPlan:
+    """Puts what the first programs say they need in the place of the bound, and warns where the bound was none."""
+    logits = compiler.num_rows * compiler.program.decoder.cfg.vocab_size * 4  # they stay while the sampler runs
+    needed = logits + compiler.largest_temporary if compiler.largest_temporary else memory.temporaries
+    if memory.device and needed > memory.temporaries:
+        logger.warning(
+            "the largest step takes %s beside weights and KV pool, %s more than planned; should memory run out, lower "
+            "gpu_memory_utilization or max_num_batched_tokens",
+            show_bytes(needed),
+            show_bytes(needed - memory.temporaries),
+        )
+    return dataclasses.replace(memory, temporaries=needed)
 
-    Rarer samplers (penalties, edits, masks) compile in a second or less when the first request asks for them.
+
+def _plan(buckets: Buckets, platform: str) -> tuple[list[StepShape | SamplerShape], list[StepShape | SamplerShape]]:
+    """What a first answer waits for, and what is compiled behind it.
+
+    On a GPU a few large shapes hold every step until its own is compiled, small ones first. On a CPU it is the two of a
+    short, greedy request: all else compiles at first use, since there are no cores to spare.
     """
-    if platform != "cpu":
-        samplers = [
-            SamplerShape(size, filters, num_best=num_best)
-            for size in buckets.num_requests()
-            for filters, num_best in ((False, NO_SCORES), (True, NO_SCORES), (False, NUM_BEST[0]))
-        ]
-        return [*buckets.plan(), *samplers]
-    width, prompt = buckets.table_widths[-1], buckets.mixed_tokens[min(1, len(buckets.mixed_tokens) - 1)]
-    return [buckets.shape(tokens, 1, width, "greedy") for tokens in (prompt, 1)]
+    if platform == "cpu":
+        width, prompt = buckets.table_widths[-1], buckets.mixed_tokens[min(1, len(buckets.mixed_tokens) - 1)]
+        return [buckets.shape(tokens, 1, width, "greedy") for tokens in (prompt, 1)], []
+    covering = buckets.covering()
+    sizes = {shape.num_requests for shape in covering}
+    first = [*covering, *(sampler for size in sizes for sampler in usual_samplers(size))]
+    rest: list[StepShape | SamplerShape] = []
+    for shape in buckets.plan():
+        rest += usual_samplers(shape.num_requests) if shape.variant == "logits" else ()
+        rest.append(shape)
+    return first, rest

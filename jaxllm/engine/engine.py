@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.input_builder import InputBuilder, PromptScoring
+from jaxllm.engine.input_builder import InputBuilder, PackedStep, PromptScoring
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.messages import sample_ids
 from jaxllm.engine.model_runner import PendingTokens, Runner
-from jaxllm.engine.profile import start_trace, stop_trace
+from jaxllm.engine.profile import Spans, start_trace, stop_trace
 from jaxllm.engine.score_book import ScoreBook
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.batch import ScheduledBatch
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.request import Request, RequestUpdate
 from jaxllm.scheduler.scheduler import Scheduler
 
@@ -46,7 +47,12 @@ class Launched:
     batch: ScheduledBatch
     tokens: PendingTokens
     name: str
-    prompt: PromptScoring | None = None
+    inputs: PackedStep | None = None  # None where they could not be built
+
+    @property
+    def prompt(self) -> PromptScoring | None:
+        """Which tokens of prompts it scores."""
+        return self.inputs.prompt if self.inputs else None
 
 
 @dataclass(slots=True)
@@ -75,7 +81,13 @@ class Engine:
     """Takes token ids, gives RequestUpdates. Every accepted request ends with exactly one finish_reason."""
 
     def __init__(
-        self, scheduler: Scheduler, builder: InputBuilder, runner: Runner, limits: EngineLimits, watchdog: Watchdog
+        self,
+        scheduler: Scheduler,
+        builder: InputBuilder,
+        runner: Runner,
+        limits: EngineLimits,
+        watchdog: Watchdog,
+        pace: Pace | None = None,
     ):
         self.scheduler = scheduler
         self.limits = limits
@@ -83,7 +95,10 @@ class Engine:
         self._builder = builder
         self._runner = runner
         self._watchdog = watchdog
+        self._pace = pace  # the scheduler's, which is told here what steps take
+        self._busy_since: float | None = None  # when the device began with the oldest step in flight, if that is known
         self._scores = ScoreBook()
+        self._span = Spans()
         self._in_flight: deque[Launched] = deque()
 
     @property
@@ -204,12 +219,14 @@ class Engine:
                 self.resume()
         return updates
 
-    def start_profile(self, directory: str) -> None:
-        """Begins a jax profiler trace, to be written below the directory."""
-        start_trace(directory)
+    def start_profile(self, directory: str, python_calls: bool = True) -> None:
+        """Begins a jax profiler trace, to be written below the directory, with the parts of each step marked."""
+        start_trace(directory, python_calls)
+        self._span.is_on = True
 
     def stop_profile(self) -> None:
         """Ends the trace and writes it."""
+        self._span.is_on = False
         stop_trace()
 
     def reset_prefix_cache(self) -> bool:
@@ -222,7 +239,8 @@ class Engine:
 
     def _schedule(self) -> ScheduledBatch | None:
         start = time.perf_counter()
-        batch = self.scheduler.schedule()
+        with self._span("schedule"):
+            batch = self.scheduler.schedule()
         self.times.schedule += time.perf_counter() - start
         return batch
 
@@ -230,15 +248,15 @@ class Engine:
         """Sends a step to the device. What raises here is raised when its tokens are read, after those before it."""
         start = time.perf_counter()
         name = f"step {batch.step}"
-        prompt = None
+        inputs = None
         try:
-            inputs = self._builder.build(batch)
+            with self._span("build"):
+                inputs = self._builder.build(batch)
             built = time.perf_counter()
             name = f"step {batch.step} ({inputs.shape})"
-            with self._watchdog.watching(lambda: describe(name, batch)):
+            with self._watchdog.watching(lambda: describe(name, batch)), self._span(f"execute {inputs.shape}"):
                 tokens = self._runner.execute(inputs)
-            prompt = inputs.prompt
-            self.times.num_padded_tokens += inputs.shape.num_tokens - batch.num_tokens
+            self.times.num_padded_tokens += inputs.shape.num_tokens - inputs.num_tokens
             self.times.build += built - start
             self.times.execute += time.perf_counter() - built
         except Exception as error:
@@ -247,7 +265,7 @@ class Engine:
         self.times.num_batched_requests += len(batch.items)
         if self.times.num_steps % _UTILISATION_EVERY == 1:
             self._sample_utilisation()
-        return Launched(batch, tokens, name, prompt)
+        return Launched(batch, tokens, name, inputs)
 
     def _sample_utilisation(self) -> None:
         times, usage = self.times, self.scheduler.stats.kv_usage
@@ -259,18 +277,29 @@ class Engine:
         launched = self._in_flight.popleft()
         start = time.perf_counter()
         try:
-            with self._watchdog.watching(lambda: describe(launched.name, launched.batch)):
+            with self._watchdog.watching(lambda: describe(launched.name, launched.batch)), self._span("wait"):
                 tokens = launched.tokens.read()
                 scores = launched.tokens.read_scores()
         except Exception as error:
             return self._recover(launched, error)
         read = time.perf_counter()
+        self._tell_pace(launched, read)
         tokens = tokens[: len(launched.batch.items)]
-        updates = self.scheduler.update(launched.batch, tokens)
-        self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
+        with self._span("update"):
+            updates = self.scheduler.update(launched.batch, tokens)
+            self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
         self.times.wait += read - start
         self.times.update += time.perf_counter() - read
         return updates
+
+    def _tell_pace(self, launched: Launched, read: float) -> None:
+        """Tells what a step took, from the end of the one before; nothing where the device had to wait for it."""
+        if self._pace is not None and self._busy_since is not None and launched.inputs is not None:
+            shape = launched.inputs.shape
+            self._pace.time.observe(
+                shape.num_tokens, shape.program == "decode", launched.inputs.num_context, read - self._busy_since
+            )
+        self._busy_since = read if self._in_flight else None
 
     def _recover(self, failed: Launched, error: Exception) -> list[RequestUpdate]:
         """A step raised: its requests end with the cause, all others are computed again on fresh device state."""
@@ -279,9 +308,9 @@ class Engine:
         logger.error("%s; %d request(s) end with it", cause, len(failed.batch.items), exc_info=error)
         updates = self.scheduler.fail(failed.batch, cause)
         self._scores.forget(updates)
+        self._busy_since = None
         self.scheduler.recompute_all([launched.batch for launched in self._in_flight])
         self._in_flight.clear()
-        self._builder.forget_rows()
         self._runner.reset()
         return updates
 

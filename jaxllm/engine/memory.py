@@ -12,10 +12,12 @@ from jaxlib._jax import Device
 
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
+from jaxllm.mesh.targets import is_compile_only, memory_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.scheduler.kv_groups import KVGroups
 
 CPU_POOL_BYTES = 1 << 30  # vLLM asks for a size on a CPU; a first run should not need one
+_SMALL_TEMPORARIES = 64 << 20  # scratch of single kernels, which does not grow with the step
 _GRID = 64  # the number of blocks is a compiled shape: a coarse one keeps caches of executables warm
 
 
@@ -63,6 +65,17 @@ class MemoryPlan:
 def block_bytes(cfg: ModelConfig, block_size: int, itemsize: int) -> int:
     """Bytes of one physical block: it serves the layers of one group."""
     return cfg.kv_layout.layers_per_group * 2 * cfg.num_kv_heads * block_size * cfg.head_dim * itemsize
+
+
+def temporaries_bound(cfg: ModelConfig, num_tokens: int, num_requests: int) -> int:
+    """Bytes that the largest step takes at most beside weights and pool: its tokens' features in a layer, its logits.
+
+    Compiled programs took 0.7 to 0.8 of the first part (docs/startup.md); a start compares when it has compiled one.
+    """
+    itemsize = jnp.dtype(cfg.dtype).itemsize
+    qkv = (cfg.num_q_heads + 2 * cfg.num_kv_heads) * cfg.head_dim
+    layer = 3 * cfg.d_ff + qkv + cfg.num_q_heads * cfg.head_dim + 2 * cfg.d_model
+    return num_tokens * layer * itemsize + 3 * num_requests * cfg.vocab_size * 4 + _SMALL_TEMPORARIES
 
 
 def plan_memory(
@@ -140,13 +153,15 @@ def pool_bytes(args: EngineArgs, device: Device, total: int, weights: int, tempo
 
 def device_memory(device: Device) -> int:
     """Bytes that the process can have on the device; 0 where the platform does not say (a CPU)."""
+    if is_compile_only(device):
+        return memory_of(device)
     stats = device.memory_stats() if device.platform != "cpu" else None
     return int(stats["bytes_limit"]) if stats else 0
 
 
 def memory_in_use(device: Device) -> int:
     """Bytes that the process's arrays take on the device now; 0 where the platform does not say."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
+    stats = device.memory_stats() if device.platform != "cpu" and not is_compile_only(device) else None
     return int(stats["bytes_in_use"]) if stats else 0
 
 

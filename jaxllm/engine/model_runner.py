@@ -1,7 +1,7 @@
 """Owns the device's arrays: weights, KV cache, row state. Knows packed inputs and executables; no requests."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -14,6 +14,7 @@ from jaxllm.engine.input_builder import PackedStep, PromptScoring
 from jaxllm.engine.sampler import IN_PROMPT, Sampled, ScoreArrays
 from jaxllm.engine.sampler_builder import CountReset, PackedSampling
 from jaxllm.engine.sampler_inputs import WHOLE_VOCABULARY
+from jaxllm.engine.small_arrays import leave_holes
 from jaxllm.engine.step import RowState, StepProgram, make_logits
 from jaxllm.engine.step_compiler import StepCompiler, abstract_weights
 from jaxllm.models.forward import Weights
@@ -83,9 +84,12 @@ class DeviceTokens:
 class ModelRunner:
     """Runs steps in the order given. KV and rows are donated to each step; nobody else may hold a view of them."""
 
-    def __init__(self, compiler: StepCompiler, weights: Weights):
+    def __init__(self, compiler: StepCompiler, weights: Weights, largest_input: int = 0):
+        """`largest_input` is the size in bytes of the largest packed step."""
         self._weights = weights
         self._compiler = compiler
+        self._largest_input = largest_input
+        self._fences: list[jax.Array] = []
         self.reset()
 
     @property
@@ -115,6 +119,10 @@ class ModelRunner:
     def program(self) -> StepProgram:
         return self._compiler.program
 
+    def program_texts(self) -> dict[str, Callable[[], str | None]]:
+        """Gives for each compiled step, by its name in a trace, what reads its optimised program."""
+        return self._compiler.texts()
+
     def reset(self) -> None:
         """Makes an empty cache and row state. The pool starts as zeros: a masked score of 0 x NaN would be NaN."""
         self._kv = self._rows = self._counts = None  # the old arrays go first: there may not be room for both
@@ -122,6 +130,8 @@ class ModelRunner:
         kv_sharding = self.program.sharding(self.program.kv_spec())
         self._kv = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=kv_sharding)()
         self._rows = RowState(self._to_device(np.zeros(self._compiler.num_rows + 1, np.int32)))
+        if self.program.platform != "cpu" and not self._fences:
+            self._fences = leave_holes(self._largest_input, self._to_device)
 
     def execute(self, step: PackedStep) -> DeviceTokens:
         """Launches a step, compiling its shape first where that has not happened yet."""
@@ -148,7 +158,7 @@ class ModelRunner:
     def close(self) -> None:
         """Drops the device's arrays."""
         self._kv = self._rows = self._counts = None
-        self._weights = {}
+        self._weights, self._fences = {}, []
 
     def _sample(self, logits: jax.Array, sampling: PackedSampling) -> Sampled[jax.Array]:
         """Chooses tokens from logits, in the device's order behind the forward pass."""

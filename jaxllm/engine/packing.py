@@ -6,7 +6,8 @@ integers keep their bits.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -25,27 +26,40 @@ class FieldShape(NamedTuple):
 
 def packed_size(fields: Iterable[FieldShape]) -> int:
     """The number of 32-bit words of the packed array."""
-    return sum(_aligned(math.prod(dims)) for dims, _ in fields)
+    cuts = _cuts(tuple(fields))
+    return _aligned(cuts[-1].stop) if cuts else 0
 
 
 def host_views(packed: np.ndarray, fields: Iterable[FieldShape]) -> list[np.ndarray]:
     """Views of the packed array for the host to write."""
-    return [packed[a:b].view(dtype).reshape(dims) for a, b, dims, dtype in _cuts(fields)]
+    return [packed[a:b].view(dtype).reshape(dims) for a, b, dims, dtype in _cuts(tuple(fields))]
 
 
 def unpack(packed: jax.Array, fields: Iterable[FieldShape]) -> list[jax.Array]:
     """The same fields inside a traced program."""
     return [
-        jax.lax.bitcast_convert_type(packed[a:b], jnp.dtype(dtype)).reshape(dims) for a, b, dims, dtype in _cuts(fields)
+        jax.lax.bitcast_convert_type(packed[a:b], jnp.dtype(dtype)).reshape(dims)
+        for a, b, dims, dtype in _cuts(tuple(fields))
     ]
 
 
-def _cuts(fields: Iterable[FieldShape]) -> Iterator[tuple[int, int, tuple[int, ...], type]]:
-    start = 0
+class _Cut(NamedTuple):
+    """Where a field lies in the packed array."""
+
+    start: int
+    stop: int
+    dims: tuple[int, ...]
+    dtype: type
+
+
+@lru_cache(maxsize=4096)  # a step asks for those of its shape, of which there are few
+def _cuts(fields: tuple[FieldShape, ...]) -> tuple[_Cut, ...]:
+    cuts, start = [], 0
     for dims, dtype in fields:
         stop = start + math.prod(dims)
-        yield start, stop, dims, dtype
+        cuts.append(_Cut(start, stop, dims, dtype))
         start += _aligned(stop - start)
+    return tuple(cuts)
 
 
 def _aligned(num_words: int) -> int:

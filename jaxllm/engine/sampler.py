@@ -74,7 +74,7 @@ def make_sampler(program: StepProgram, layout: SamplerLayout, logprobs_mode: str
 
     whole = PartitionSpec()
     states = (whole,) * (3 if shape.penalties else 2)
-    return over_mesh(program, sampler, in_specs=(*states, whole), out_specs=states)
+    return over_mesh(program, "sampler", sampler, in_specs=(*states, whole), out_specs=states)
 
 
 def make_prompt_scorer(program: StepProgram, num_best: int, logprobs_mode: str) -> Callable:
@@ -89,7 +89,7 @@ def make_prompt_scorer(program: StepProgram, num_best: int, logprobs_mode: str) 
         return score(logits_NV, index_and_token[1], num_best, named_NJ, logprobs_mode.endswith("logprobs"))
 
     whole = PartitionSpec()
-    return over_mesh(program, scorer, (program.weight_specs(), whole, whole), whole)
+    return over_mesh(program, "prompt_scorer", scorer, (program.weight_specs(), whole, whole), whole)
 
 
 def score(

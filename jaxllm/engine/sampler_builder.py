@@ -112,15 +112,28 @@ class SamplerBuilder:
             self._processed[row] = {name: self._processors[name].values(given) for name, given in asked.items()}
         self._features[row] = features
 
+    def is_needed(self, rows: np.ndarray) -> bool:
+        """Says whether one of the rows that sample wants another than the best token, or more than it."""
+        return bool(self._features[rows].any())
+
     def build(
-        self, items: tuple[Scheduled, ...], rows: np.ndarray, num_requests: int, always: bool
+        self,
+        items: tuple[Scheduled, ...],
+        rows: np.ndarray,
+        ends: np.ndarray,
+        samples: np.ndarray,
+        num_requests: int,
+        always: bool,
     ) -> PackedSampling | None:
-        """Packs what the sampler needs; None where the best token is wanted everywhere, unless it is asked for."""
-        samples = np.fromiter((item.samples for item in items), bool, len(items))
+        """Packs what the sampler needs; None where the best token is wanted everywhere, unless it is asked for.
+
+        `rows`, `ends` and `samples` are the items' rows, the ends of their tokens, and whether they sample.
+        """
         features = int(np.bitwise_or.reduce(self._features[rows[samples]], initial=0))
-        if not samples.any() or not (features or always):
+        if not (features or always) or not samples.any():
             return None
-        sampling = [(b, item) for b, item in enumerate(items) if item.samples]
+        looks_at_items = features & (_RARE | _SCORED)
+        sampling = [(b, item) for b, item in enumerate(items) if item.samples] if looks_at_items else []
         edits = self._row_edits(sampling) if features & _EDITED else []
         processed = self._rows_by_processor(sampling) if features & _PROCESSED else {}
         scored = [item.row for _, item in sampling if item.row in self._named] if features & _SCORED else []
@@ -141,7 +154,7 @@ class SamplerBuilder:
         packed = np.zeros(layout.packed_size, np.int32)
         inputs, processor_inputs = layout.host_views(packed)
         inputs.samples[: len(items)] = samples
-        inputs.position[: len(items)] = [item.start + item.count for item in items]
+        inputs.position[: len(items)] = ends
         self._write_numbers(inputs, rows)
         self._write_lists(inputs, sampling, edits)
         for name, pairs in processed.items():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -79,6 +80,7 @@ class SamplerInputs[A](NamedTuple):
     named: A  # [B, num_named]
 
 
+@lru_cache(maxsize=1024)
 def field_shapes(shape: SamplerShape, vocab_size: int) -> SamplerInputs[FieldShape]:
     """Gives the shape of each field, in the order in which they are packed; what no row uses is empty."""
     B, E = shape.num_requests, shape.num_edits

@@ -33,6 +33,8 @@ class ScoreBook:
         if prompt is not None and scores is not None:
             self._add_prompts(prompt, scores.prompt)
         told = {} if scores is None or scores.tokens is None else _by_request(batch, token_ids, scores.tokens)
+        if not told and not self._prompts:
+            return
         for update in updates:
             found = told.get(update.request_id)
             told_prompt = self._told_prompt(update) if self._prompts else None

@@ -90,7 +90,7 @@ def make_step(program: StepProgram, shape: StepShape) -> Callable:
         return tokens_B, kv, RowState(rows.last_token.at[target_B].set(tokens_B))
 
     outputs = {"greedy": (whole, kv_spec, whole), "logits": (whole, kv_spec), "hidden": (whole, whole, kv_spec)}
-    return over_mesh(program, step, _inputs(program), outputs[shape.variant])
+    return over_mesh(program, shape.label, step, _inputs(program), outputs[shape.variant])
 
 
 def make_logits(program: StepProgram, shape: StepShape) -> Callable:
@@ -101,7 +101,7 @@ def make_logits(program: StepProgram, shape: StepShape) -> Callable:
         hidden_TD, kv = _hidden(program, program.decoder_for(shape), weights, kv, rows, inputs)
         return project(program.decoder, program.kernels, weights, hidden_TD), kv
 
-    return over_mesh(program, logits, _inputs(program), (PartitionSpec(), program.kv_spec()))
+    return over_mesh(program, "logits", logits, _inputs(program), (PartitionSpec(), program.kv_spec()))
 
 
 def _hidden(
@@ -133,8 +133,11 @@ def _inputs(program: StepProgram) -> tuple:
     return (program.weight_specs(), program.kv_spec(), RowState(PartitionSpec()), PartitionSpec())
 
 
-def over_mesh(program: StepProgram, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
-    """Runs a function on every device of the mesh, under settings that do not depend on the caller's."""
+def over_mesh(program: StepProgram, name: str, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
+    """Runs a function on every device of the mesh, under settings that do not depend on the caller's.
+
+    The compiled program is called `jit_<name>`, in a trace of the profiler too.
+    """
     # Settings are given inside the traced function: they are thread-local, and the caller's own may differ. float32
     # on an H200 would otherwise be TF32.
     precision = "highest" if program.decoder.cfg.dtype == "float32" else "default"
@@ -147,4 +150,5 @@ def over_mesh(program: StepProgram, function: Callable, in_specs: tuple, out_spe
         ):
             return function(*arguments)
 
+    with_settings.__name__ = name
     return jax.shard_map(with_settings, mesh=program.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

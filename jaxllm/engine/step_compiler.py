@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,10 +13,13 @@ from jax.sharding import PartitionSpec
 
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.engine.buckets import StepShape
+from jaxllm.engine.executable_store import ExecutableStore
 from jaxllm.engine.sampler import make_prompt_scorer, make_sampler
+from jaxllm.engine.sampler_builder import NUM_BEST
 from jaxllm.engine.sampler_inputs import SamplerLayout, SamplerShape
 from jaxllm.engine.step import RowState, StepProgram, make_step
 from jaxllm.engine.step_inputs import packed_size
+from jaxllm.engine.warm_up import WarmUp
 from jaxllm.models.forward import Weights, weights_tree
 
 logger = logging.getLogger(__name__)
@@ -31,16 +33,32 @@ class SamplerSettings(NamedTuple):
 
 
 class StepCompiler:
-    """Compiles each program once and keeps it. Threads may ask at the same time: XLA compiles outside Python's lock."""
+    """Compiles each program once and keeps it. Threads may ask at the same time: XLA compiles outside Python's lock.
 
-    def __init__(self, program: StepProgram, num_blocks: int, num_rows: int, settings: SamplerSettings):
+    With a store, programs come from there where it has them, and those that had to be compiled go there.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram,
+        num_blocks: int,
+        num_rows: int,
+        settings: SamplerSettings,
+        store: ExecutableStore | None = None,
+    ):
         self.program = program
         self.num_blocks = num_blocks
         self.num_rows = num_rows
         self.settings = settings
         self.largest_temporary = 0  # bytes, of the programs compiled so far
-        self._compiled: dict[Hashable, Callable] = {}
+        self.num_planned = 0
+        self.finished: float | None = None  # when the warm-up ended, in seconds of time.perf_counter()
+        self.store = store
+        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._planned: set[Hashable] = set()  # what the warm-up has not compiled yet
+        self._under_way: dict[Hashable, Lock] = {}
         self._lock = Lock()
+        self._warm_up: WarmUp[StepShape | SamplerShape] | None = None
 
     def get(self, shape: StepShape) -> Callable:
         """Gives the forward pass of a shape, compiling it at first use."""
@@ -61,18 +79,104 @@ class StepCompiler:
             key, lambda: compile_prompt_scorer(self.program, num_tokens, num_scored, num_best, self.settings)
         )
 
+    def texts(self) -> dict[str, Callable[[], str | None]]:
+        """Gives for each compiled step, by its name in a trace, what reads its optimised program."""
+        shapes = {f"jit_{key.label}": key for key in self._compiled if isinstance(key, StepShape)}
+        return {name: self._compiled[shape].as_text for name, shape in shapes.items()}
+
+    def stand_in(self, shape: StepShape) -> StepShape:
+        """Gives the smallest compiled shape that holds the step, while the warm-up has yet to come to its own.
+
+        It is the shape itself when that is compiled, or is no part of the warm-up, or nothing holds the step so far.
+        """
+        if not self._planned or self._is_ready(shape):
+            return shape
+        if shape not in self._planned and shape not in self._compiled:
+            return shape
+        with self._lock:
+            compiled = [key for key in self._compiled if isinstance(key, StepShape)]
+        holding = [other for other in compiled if other.holds(shape) and self._is_ready(other)]
+        return min(holding, key=lambda s: (s.num_tokens, s.num_requests, s.table_width), default=shape)
+
     def warm_up(self, shapes: Iterable[StepShape | SamplerShape], num_threads: int) -> None:
-        """Compiles programs ahead of the first request, in parallel."""
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="jaxllm-compile") as pool:
-            list(pool.map(lambda s: self.get(s) if isinstance(s, StepShape) else self.get_sampler(s), shapes))
+        """Begins to compile programs ahead of their use, in this order, in threads of its own."""
+        shapes = list(dict.fromkeys(shapes))
+        self.num_planned = len(shapes)
+        self._planned |= set(shapes)
+        self._warm_up = WarmUp(self._make, shapes, num_threads, self._finish)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end of the warm-up; False if it takes longer than the timeout in seconds."""
+        return self._warm_up is None or self._warm_up.wait(timeout)
+
+    def progress(self, began: float) -> str:
+        """Says how far the warm-up is, or when it ended, in seconds since `began` of time.perf_counter()."""
+        stored = f", {self.store.num_loaded} of them loaded" if self.store is not None else ""
+        if self.finished is not None:
+            return f"all {self.num_planned} after {self.finished - began:.1f} s{stored}"
+        return f"{self.num_planned - len(self._planned)} of {self.num_planned}{stored}; the others follow behind"
+
+    def close(self) -> None:
+        """Ends the warm-up; what is being compiled just now is waited for."""
+        if self._warm_up is not None:
+            self._warm_up.stop()
+
+    def _make(self, shape: StepShape | SamplerShape) -> None:
+        try:
+            self.get(shape) if isinstance(shape, StepShape) else self.get_sampler(shape)
+        finally:
+            with self._lock:
+                self._planned.discard(shape)
+
+    def _finish(self) -> None:
+        self.finished = time.perf_counter()
+        if not self._planned:
+            logger.info("all %d programs are ready", self.num_planned)
+
+    def _is_ready(self, shape: StepShape) -> bool:
+        """Tells a compiled forward pass; one of the variant "logits" waits for the usual samplers of its size."""
+        if shape not in self._compiled:
+            return False
+        if shape.variant == "greedy":
+            return True
+        return not any(key in self._planned for key in usual_samplers(shape.num_requests))
 
     def _keep(self, key: Hashable, compile_program: Callable[[], jax.stages.Compiled]) -> Callable:
-        start = time.perf_counter()
-        compiled = compile_program()
-        logger.debug("compiled %s in %.1f s", key, time.perf_counter() - start)
         with self._lock:
-            self.largest_temporary = max(self.largest_temporary, temporary_bytes(compiled))
-            return self._compiled.setdefault(key, compiled)
+            turn = self._under_way.setdefault(key, Lock())
+        with turn:  # whoever asks for what another thread compiles waits for it
+            if key not in self._compiled:
+                start = time.perf_counter()
+                store = self.store if self.store is not None and _can_be_stored(key) else None
+                compiled = store.load(key) if store is not None else None
+                was_stored = compiled is not None
+                if compiled is None:
+                    compiled = compile_program() if store is None else store.compile(key, compile_program)
+                seconds = time.perf_counter() - start
+                logger.debug("%s %s in %.1f s", "loaded" if was_stored else "compiled", key, seconds)
+                with self._lock:
+                    self.largest_temporary = max(self.largest_temporary, temporary_bytes(compiled))
+                    self._compiled[key] = compiled
+                if store is not None and not was_stored:
+                    store.save(key, compiled)
+            return self._compiled[key]
+
+
+def _can_be_stored(key: Hashable) -> bool:
+    """A user's own functions are in some samplers, and nothing tells whether they have changed since."""
+    return not (isinstance(key, SamplerShape) and key.processors)
+
+
+def usual_samplers(num_requests: int) -> tuple[SamplerShape, ...]:
+    """The samplers of a batch that are compiled ahead: plain, with filters, and with the scores of a few tokens.
+
+    Rarer ones (penalties, edits, masks) compile in a second or less when the first request asks for them.
+    """
+    return (
+        SamplerShape(num_requests),
+        SamplerShape(num_requests, filters=True),
+        SamplerShape(num_requests, num_best=NUM_BEST[0]),
+    )
 
 
 def compile_step(program: StepProgram, shape: StepShape, num_blocks: int, num_rows: int) -> jax.stages.Compiled:

@@ -1,8 +1,10 @@
 """The inputs of a forward pass. Knows the fields and their shapes; who fills and who reads them live elsewhere."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.engine import packing
@@ -30,6 +32,7 @@ class StepInputs[A](NamedTuple):
     block_table: A  # [G, B, M]
 
 
+@lru_cache(maxsize=1024)
 def field_shapes(shape: StepShape, num_groups: int) -> StepInputs[FieldShape]:
     """Gives the shape of each field, in the order in which they are packed."""
     T, B, M = shape.num_tokens, shape.num_requests, shape.table_width
@@ -56,5 +59,10 @@ def host_views(packed: np.ndarray, shape: StepShape, num_groups: int) -> StepInp
 
 
 def unpack(packed: jax.Array, shape: StepShape, num_groups: int) -> StepInputs[jax.Array]:
-    """The same fields inside the traced step."""
+    """The same fields inside the traced step.
+
+    They are copies: a kernel that read the packed array itself, which is another one in every step, would be recorded
+    again in every step.
+    """
+    packed = jnp.maximum(packed, UNKNOWN_TOKEN)  # no number is less; XLA does not know that
     return StepInputs(*packing.unpack(packed, field_shapes(shape, num_groups)))

@@ -86,7 +86,7 @@ def _keep(kv, slot, qkv_SKJH, cos, sin, block, offset, **options):
     return q_SNH, (k_SKH, v_SKH)
 
 
-def _attend(q_SNH, kv, slot, block_table, query_start, context_len, *, scale, window=None, softcap=None):
+def _attend(q_SNH, kv, slot, block_table, query_start, context_len, *, scale, window=None, softcap=None, sinks=None):
     k_SKH, v_SKH = kv
     S, N, H = q_SNH.shape
     K = k_SKH.shape[1]
@@ -98,5 +98,9 @@ def _attend(q_SNH, kv, slot, block_table, query_start, context_len, *, scale, wi
     seen_ST = key_T <= query_S1
     if window is not None:
         seen_ST &= key_T > query_S1 - window
-    weight_KGST = jax.nn.softmax(jnp.where(seen_ST, logits_KGST, -jnp.inf), axis=-1).astype(v_SKH.dtype)
+    logits_KGST = jnp.where(seen_ST, logits_KGST, -jnp.inf)
+    if sinks is not None:
+        sink_KGS1 = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(K, N // K, 1, 1), (K, N // K, S, 1))
+        logits_KGST = jnp.concatenate([logits_KGST, sink_KGS1], axis=-1)
+    weight_KGST = jax.nn.softmax(logits_KGST, axis=-1)[..., :S].astype(v_SKH.dtype)
     return jnp.einsum("KGST,TKH->SKGH", weight_KGST, v_SKH).reshape(S, N, H)

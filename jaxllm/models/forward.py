@@ -6,6 +6,7 @@ chooses (no copy on a CPU, where a slice of a stacked array is one). docs/adr/00
 multiplies, it gets stacked matrices whole and finds the layer in them: a slice handed to it would be a copy.
 """
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -115,7 +116,7 @@ def run_layers(
     x_TD = nnx.merge(program.embedding, weights["embedding"])(token_T)
     layers = weights["layers"]
 
-    def layer(x_TD, kv, place, layer_weights):
+    def layer(x_TD, kv, place, step, layer_weights):
         return nnx.merge(program.layer, layer_weights)(x_TD, kv, place, step, kernels)
 
     places = _layer_places(program.cfg)
@@ -129,17 +130,25 @@ def run_layers(
                 lambda w, slice: LayerChoice(l, w) if _is_separate(w) else slice, layers, slices, is_leaf=_is_separate
             )
             own = _with_kernel(program, kernels, layers, own, l)
-            return layer(x_TD, kv, LayerPlace(**static, **place), own), None
+            return layer(x_TD, kv, LayerPlace(**static, **place), step, own), None
 
         (x_TD, kv), _ = jax.lax.scan(scanned, (x_TD, kv), (jnp.arange(len(places), dtype=jnp.int32), traced, stacked))
         return x_TD, kv
+
+    # Called, not repeated: layers of one kind are traced and lowered once, and XLA puts the calls in line.
+    @functools.partial(jax.jit, static_argnames="place")
+    def called(x_TD, kv, step, own, stacked, l, slot, place):
+        if stacked is not None:
+            own = _with_kernel(program, kernels, stacked, own, l)
+        return layer(x_TD, kv, place._replace(slot=slot), step, own)
+
     for l, place in enumerate(places):
         if isinstance(layers, tuple):
-            own = layers[l]
+            own, stacked = layers[l], None
         else:
-            own = jax.tree.map(lambda w, l=l: w[l], layers, is_leaf=_is_separate)
-            own = _with_kernel(program, kernels, layers, own, l)
-        x_TD, kv = layer(x_TD, kv, place, own)
+            own, stacked = jax.tree.map(lambda w, l=l: w[l], layers, is_leaf=_is_separate), layers
+        numbers = np.int32(l), np.int32(place.slot)
+        x_TD, kv = called(x_TD, kv, step, own, stacked, *numbers, place=place._replace(slot=0))
     return x_TD, kv
 
 

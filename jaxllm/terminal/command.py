@@ -22,7 +22,7 @@ def run_command(args: CompleteArgs, engine: EngineArgs | None, start: Start) -> 
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     if engine is not None:
-        prepare_environment(os.environ)
+        prepare_environment(os.environ, has_store=engine.executables is not None)
         if is_interactive():
             tell(f"starting {engine.model} in this process")
     model = open_model(args, engine)

@@ -16,6 +16,9 @@ class TextDelta:
     stop: str | None = None
 
 
+_NO_TEXT = TextDelta()
+
+
 class Detokenizer:
     """Text of one request, token by token.
 
@@ -47,11 +50,11 @@ class Detokenizer:
         out unless include_stop_str_in_output, but it counts as used.
         """
         if self.stop is not None or self._finished:
-            return TextDelta()
+            return _NO_TEXT
         self._finished = finished
         if self._stream is None:
             self.num_tokens_used += len(token_ids)
-            return TextDelta()
+            return _NO_TEXT
         num_with_text = len(token_ids) - (drop_last and not self._include_stop and len(token_ids) > 0)
         # Only a stop string needs to know which token completed it.
         group_size = 1 if self._finder else max(num_with_text, 1)

@@ -28,6 +28,7 @@ def paged_attention(
     scale: float,
     window: int | Int[Array, ""] | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """Causal attention of each request's new tokens over its own context; see the reference."""
     T, _, H = query.shape
@@ -35,10 +36,12 @@ def paged_attention(
     is_decode = block_table.shape[0] == T
     is_small = is_decode or T < MIN_TOKENS
     obstacle = mosaic_prefill.find_obstacle(T, H, kv_cache.shape[4], query.dtype, kv_cache.dtype)
+    if sinks is not None:
+        obstacle = "it knows no attention sinks"
     if not is_small and obstacle:
         _log_once(obstacle)
     if is_small or obstacle:
-        return triton.paged_attention(*arguments, scale=scale, window=window, softcap=softcap)
+        return triton.paged_attention(*arguments, scale=scale, window=window, softcap=softcap, sinks=sinks)
     return attend(mosaic_prefill.choose_config(H), *arguments, scale, window=window, softcap=softcap)
 
 
@@ -57,7 +60,7 @@ def attend(
 ) -> Float[Array, "T N H"]:
     """The same for sizes that Mosaic takes, with the constants for many new tokens given."""
     return triton.attend(
-        decode_config(query.shape[2], query.dtype),
+        decode_config(query.shape[2], query.dtype, kv_cache.dtype),
         many,
         query,
         kv_cache,

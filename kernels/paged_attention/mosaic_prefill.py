@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.launch import num_multiprocessors
 
 ROWS = 64  # of one warpgroup's matrix product
@@ -86,7 +87,8 @@ def find_obstacle(
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it multiplies bfloat16 and float16, not {jnp.dtype(dtype).name}"
     if cache_dtype != dtype:
-        return f"the cache is {jnp.dtype(cache_dtype).name}, the queries are {jnp.dtype(dtype).name}"
+        kept = "e4m3" if cache_dtype == E4M3 else jnp.dtype(cache_dtype).name
+        return f"the cache is {kept}, the queries are {jnp.dtype(dtype).name}"
     if head_dim not in HEAD_DIMS:
         return f"the head size is {head_dim}, not one of {_join(HEAD_DIMS)}"
     if block_size not in BLOCK_SIZES:

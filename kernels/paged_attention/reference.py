@@ -24,12 +24,16 @@ def paged_attention(
     scale: float,
     window: int | Int[Array, ""] | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """Causal attention of each request's new tokens over its own context.
 
     Request b owns the flat tokens query_start[b]:query_start[b+1]; they are the last ones of its context_len[b] tokens,
     whose keys and values are in the cache already. A window of w lets query i see the keys j with i - w < j <= i.
     What is cached is cast to the query's type; bytes are e4m3 numbers.
+    A sink is a logit of its query head that joins the softmax as if it were that of one more key, whose value is zero
+    (Xiao et al., 2023, arXiv:2309.17453; learned, as in gpt-oss). It is neither scaled nor capped, and every query sees
+    it; minus infinity is none.
     With one token per request (T == B) the batch is a decode batch: query_start must then be 0, 1, ..., B.
     Rows of padding tokens hold finite rubbish.
 
@@ -71,7 +75,9 @@ def paged_attention(
         return new_best, total_QKGS * shrink + weight.sum(-1), out_QKGSH * shrink[..., None] + part
 
     shape = (q_QSKGH.shape[0], K, N // K, tile)
-    start = (jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, H), jnp.float32))
+    sink_KG11 = (jnp.full(N, -jnp.inf) if sinks is None else sinks.astype(jnp.float32)).reshape(K, N // K, 1)
+    best_QKGS = jnp.broadcast_to(sink_KG11, shape).astype(jnp.float32)
+    start = (best_QKGS, jnp.where(jnp.isneginf(best_QKGS), 0.0, 1.0), jnp.zeros((*shape, H), jnp.float32))
     keys_per_tile = blocks_per_tile * C
     first = jnp.int32(0)
     if window is not None:

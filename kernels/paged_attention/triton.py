@@ -31,13 +31,13 @@ def paged_attention(
     scale: float,
     window: int | Int[Array, ""] | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """Causal attention of each request's new tokens over its own context; see the reference."""
     types = (query.dtype, kv_cache.dtype)
-    few, many = decode_config(query.shape[2], *types), prefill_config(query.shape[2], *types)
-    return attend(
-        few, many, query, kv_cache, layer, block_table, query_start, context_len, scale, window=window, softcap=softcap
-    )
+    few, many = decode_config(query.shape[2], *types, block_table.shape[0]), prefill_config(query.shape[2], *types)
+    arguments = (query, kv_cache, layer, block_table, query_start, context_len)
+    return attend(few, many, *arguments, scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def attend(
@@ -53,6 +53,7 @@ def attend(
     *,
     window: int | Int[Array, ""] | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
     prefill: Callable = triton_prefill.prefill,
     align: int = 1,
 ) -> Float[Array, "T N H"]:
@@ -77,6 +78,8 @@ def attend(
     )
     arguments = (query, kv_cache, layer, block_table)
     options = {"scale": scale, "window": window, "softcap": softcap}
+    if sinks is not None:  # not every kernel for many tokens knows them
+        options["sinks"] = sinks
     attended_TNH: jax.Array | None = None
     if not is_decode:
         tile = many.tile_tokens(N // K)

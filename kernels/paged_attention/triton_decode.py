@@ -4,7 +4,7 @@ Knows one layer's queries, the block table and a list of chunks. Refuses to know
 
 A program handles one chunk for one KV head, all query heads of the group and all new tokens together as the rows of one
 matrix product, with an online softmax (Dao et al., 2023, "Flash-Decoding for long-context inference"). A request whose
-context is one chunk is done then; the others' parts wait in float32 for a second kernel.
+context is one chunk is done then; the others' parts wait in float32 for a second kernel, which adds their sinks.
 """
 
 import jax
@@ -17,7 +17,7 @@ from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.e4m3.triton import has_conversions
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.paged_attention.triton_decode_e4m3 import decode_e4m3_chunks
-from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
+from jaxllm.kernels.paged_attention.triton_softmax import attend_keys, begin_softmax
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig
 from jaxllm.kernels.paged_attention.work_list import ChunkList
 
@@ -34,6 +34,7 @@ def decode_chunks(
     context_len,
     chunk,
     window,
+    sinks,
     M,
     P,
     out,
@@ -50,6 +51,7 @@ def decode_chunks(
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -75,8 +77,10 @@ def decode_chunks(
         if HAS_WINDOW:
             oldest_R = position_R - tl.load(window) + 1
         base = kv_cache + tl.load(layer).to(tl.int64) * P * (2 * K * C * H) + head * (C * H)
-        best_R = tl.full([ROWS_PADDED], float("-inf"), tl.float32)
-        total_R = tl.zeros([ROWS_PADDED], tl.float32)
+        is_alone = True
+        if IS_SPLIT:
+            is_alone = tl.load(chunk + piece * 4 + 3) == 0
+        best_R, total_R = begin_softmax(sinks, head * G + r_R % G, is_alone, HAS_SINKS)
         acc_RH = tl.zeros([ROWS_PADDED, H_PADDED], tl.float32)
         best_R, total_R, acc_RH = attend_keys(
             q_RH,
@@ -104,9 +108,6 @@ def decode_chunks(
         )
         is_empty_R = total_R == 0.0
         out_RH = acc_RH / tl.where(is_empty_R, 1.0, total_R)[:, None]
-        is_alone = True
-        if IS_SPLIT:
-            is_alone = tl.load(chunk + piece * 4 + 3) == 0
         if is_alone:
             tl.store(out + row_RH, out_RH.to(out.dtype.element_ty), mask=row_mask_RH)
         if IS_SPLIT:  # noqa: SIM102 - one is known when compiling, the other is not
@@ -124,12 +125,14 @@ def combine_chunks(
     query_start,
     first,
     count,
+    sinks,
     out,
     N: tl.constexpr,
     K: tl.constexpr,
     H: tl.constexpr,
     H_PADDED: tl.constexpr,
     ROWS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     TILE_PARTS: tl.constexpr,
 ):
     """Weighs the parts of one row of one request and KV head; requests of one chunk have none."""
@@ -145,8 +148,7 @@ def combine_chunks(
             is_feature_H = d_H < H
             s_S = tl.arange(0, TILE_PARTS)
             first_part = tl.load(first + b)
-            best = float("-inf")
-            total = 0.0
+            best, total = begin_softmax(sinks, head * G + r % G, True, HAS_SINKS)
             acc_H = tl.zeros([H_PADDED], tl.float32)
             for start in range(0, num_parts, TILE_PARTS):
                 is_part_S = start + s_S < num_parts
@@ -181,6 +183,7 @@ def decode(
     scale: float,
     window: int | Int[Array, ""] | None,
     softcap: float | None,
+    sinks: Float[Array, " N"] | None = None,
     config: DecodeConfig,
     out: Float[Array, "T N H"] | None = None,
 ) -> Float[Array, "T N H"]:
@@ -194,7 +197,9 @@ def decode(
     sizes = {"N": N, "K": K, "H": H, "H_PADDED": triton.next_power_of_2(H), "ROWS": rows}
     layer_1 = jnp.asarray(layer, jnp.int32).reshape(1)
     window_1 = layer_1 if window is None else jnp.asarray(window, jnp.int32).reshape(1)
-    operands = (query, kv_cache, layer_1, block_table, query_start, context_len, chunks.chunk, window_1, M, P)
+    has_sinks = sinks is not None
+    sinks_N = jnp.zeros(N, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
+    operands = (query, kv_cache, layer_1, block_table, query_start, context_len, chunks.chunk, window_1, sinks_N, M, P)
     out_type = jax.ShapeDtypeStruct(query.shape, query.dtype)
     part = (W, K, rows) if is_split else (1, 1, 1)
     is_packed = kv_cache.dtype == E4M3
@@ -218,6 +223,7 @@ def decode(
         SCALE=scale,
         SOFTCAP=softcap,
         HAS_WINDOW=window is not None,
+        HAS_SINKS=has_sinks,
         IS_SPLIT=is_split,
         PRECISION="ieee" if query.dtype == jnp.float32 else None,
     )
@@ -230,12 +236,14 @@ def decode(
         query_start,
         chunks.first_chunk,
         chunks.num_chunks,
+        sinks_N,
         attended_TNH,
         results=(out_type,),
-        aliases={5: 0},
+        aliases={6: 0},
         grid=B * K * rows,
         num_warps=2,
         **sizes,
+        HAS_SINKS=has_sinks,
         TILE_PARTS=32,
     )
     return combined_TNH

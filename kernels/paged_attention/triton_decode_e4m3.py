@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from jaxllm.kernels.e4m3.triton import as_float16, unpacked
-from jaxllm.kernels.paged_attention.triton_softmax import load_tile
+from jaxllm.kernels.paged_attention.triton_softmax import begin_softmax, load_tile
 
 
 @triton.jit
@@ -22,6 +22,7 @@ def decode_e4m3_chunks(
     context_len,
     chunk,
     window,
+    sinks,
     M,
     P,
     out,
@@ -38,6 +39,7 @@ def decode_e4m3_chunks(
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     HAS_CONVERSIONS: tl.constexpr,
@@ -73,8 +75,10 @@ def decode_e4m3_chunks(
         base = kv_cache.to(tl.pointer_type(tl.int32), bitcast=True)
         base += tl.load(layer).to(tl.int64) * P * (2 * K * C * WORDS) + head * (C * WORDS)
         table = block_table + b * M
-        best_R = tl.full([ROWS_PADDED], float("-inf"), tl.float32)
-        total_R = tl.zeros([ROWS_PADDED], tl.float32)
+        is_alone = True
+        if IS_SPLIT:
+            is_alone = tl.load(chunk + piece * 4 + 3) == 0
+        best_R, total_R = begin_softmax(sinks, head * G + r_R % G, is_alone, HAS_SINKS)
         acc0_RW = tl.zeros([ROWS_PADDED, WORDS_PADDED], tl.float32)
         acc1_RW = tl.zeros([ROWS_PADDED, WORDS_PADDED], tl.float32)
         acc2_RW = tl.zeros([ROWS_PADDED, WORDS_PADDED], tl.float32)
@@ -127,9 +131,6 @@ def decode_e4m3_chunks(
             acc3_RW = tl.dot(weight_RX, v3_XW.to(type), acc3_RW * shrink_R1, input_precision=PRECISION)
         is_empty_R = total_R == 0.0
         total_R1 = tl.where(is_empty_R, 1.0, total_R)[:, None]
-        is_alone = True
-        if IS_SPLIT:
-            is_alone = tl.load(chunk + piece * 4 + 3) == 0
         if is_alone:
             tl.store(out + row_RW, (acc0_RW / total_R1).to(out.dtype.element_ty), mask=row_mask_RW)
             tl.store(out + row_RW + 1, (acc1_RW / total_R1).to(out.dtype.element_ty), mask=row_mask_RW)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.e4m3.triton import as_float16, as_numbers, has_conversions
 from jaxllm.kernels.launch import launch
-from jaxllm.kernels.paged_attention.triton_softmax import attend_keys
+from jaxllm.kernels.paged_attention.triton_softmax import attend_keys, begin_softmax
 from jaxllm.kernels.paged_attention.tuning import PrefillConfig
 
 
@@ -27,6 +27,7 @@ def prefill_tiles(
     block_table,
     tile,
     window,
+    sinks,
     M,
     P,
     out,
@@ -40,6 +41,7 @@ def prefill_tiles(
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
     IS_E4M3: tl.constexpr,
     HAS_CONVERSIONS: tl.constexpr,
@@ -77,8 +79,7 @@ def prefill_tiles(
         base = as_numbers(kv_cache, HAS_CONVERSIONS)
         base += tl.load(layer).to(tl.int64) * P * (2 * K * C * H) + head * (C * H)
         table = block_table + b * M
-        best_R = tl.full([TILE_ROWS], float("-inf"), tl.float32)
-        total_R = tl.zeros([TILE_ROWS], tl.float32)
+        best_R, total_R = begin_softmax(sinks, head * G + r_R % G, True, HAS_SINKS)
         acc_RH = tl.zeros([TILE_ROWS, H_PADDED], tl.float32)
         if HAS_WINDOW:
             best_R, total_R, acc_RH = attend_keys(
@@ -167,6 +168,7 @@ def prefill(
     scale: float,
     window: int | Int[Array, ""] | None,
     softcap: float | None,
+    sinks: Float[Array, " N"] | None = None,
     config: PrefillConfig,
 ) -> Float[Array, "T N H"]:
     """Attention of the tokens in the list of tiles; the others' rows are left unwritten."""
@@ -182,6 +184,7 @@ def prefill(
         block_table,
         tiles,
         window_1,
+        jnp.zeros(N, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         block_table.shape[1],
         P,
         results=(jax.ShapeDtypeStruct(query.shape, query.dtype),),
@@ -198,6 +201,7 @@ def prefill(
         SCALE=scale,
         SOFTCAP=softcap,
         HAS_WINDOW=window is not None,
+        HAS_SINKS=sinks is not None,
         PRECISION="ieee" if query.dtype == jnp.float32 else None,
         IS_E4M3=kv_cache.dtype == E4M3,
         HAS_CONVERSIONS=has_conversions(),

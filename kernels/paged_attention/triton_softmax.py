@@ -1,9 +1,21 @@
-"""The inner loop of both Triton kernels: an online softmax over the paged keys of one request and KV head."""
+"""The softmax of the Triton kernels: its beginning, and the loop over the paged keys of one request and KV head."""
 
 import triton
 import triton.language as tl
 
 from jaxllm.kernels.e4m3.triton import widened
+
+
+@triton.jit
+def begin_softmax(sinks, head_R, has_sink, HAS_SINKS: tl.constexpr):
+    """Gives the best score so far, times log2(e), and the total of these heads' rows: of nothing, or of their sinks."""
+    best_R = tl.full(head_R.shape, float("-inf"), tl.float32)
+    total_R = tl.zeros(head_R.shape, tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - one is known when compiling, the other is not
+        if has_sink:
+            best_R = tl.load(sinks + head_R) * 1.4426950408889634
+            total_R = tl.where(best_R == float("-inf"), 0.0, 1.0)
+    return best_R, total_R
 
 
 @triton.jit

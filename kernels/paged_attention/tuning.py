@@ -37,7 +37,9 @@ class PrefillConfig:
         return max(1, self.tile_rows // group)
 
 
-def decode_config(head_dim: int, dtype: jnp.dtype, cache_dtype: jnp.dtype | None = None) -> DecodeConfig:
+def decode_config(
+    head_dim: int, dtype: jnp.dtype, cache_dtype: jnp.dtype | None = None, num_requests: int = 1
+) -> DecodeConfig:
     """Constants whose tiles fit the shared memory of every card from sm_80 on (99 KiB on sm_86 and sm_89).
 
     float32 is multiplied without tensor cores, unrolled: larger tiles than these spill.
@@ -46,6 +48,8 @@ def decode_config(head_dim: int, dtype: jnp.dtype, cache_dtype: jnp.dtype | None
     if _has_32_bits(dtype, cache_dtype):
         return DecodeConfig(tile_keys=16 if is_wide else 32, num_warps=8 if is_wide else 4, num_stages=2)
     if cache_dtype == E4M3:
+        if num_requests > 64:  # many short contexts: 1-2% faster on an H200, few long ones as much slower
+            return DecodeConfig(tile_keys=32, num_warps=2, num_stages=6, min_chunk=64, num_programs=2048)
         return DecodeConfig(tile_keys=32, num_warps=2, num_stages=5)
     return DecodeConfig(tile_keys=32 if is_wide else 64)
 

@@ -205,6 +205,7 @@ def best(scores: Float[Array, "B V"], k: int) -> tuple[Float[Array, "B k"], Int[
     """Gives the k best scores of each row and their tokens, best first; of equals the lowest id first."""
     if k == 0:
         return jnp.zeros((scores.shape[0], 0), scores.dtype), jnp.zeros((scores.shape[0], 0), jnp.int32)
+    scores = jnp.where(scores == 0.0, 0.0, scores)  # top_k puts -0.0 after 0.0
     values, tokens = jax.lax.platform_dependent(
         scores, cpu=lambda x: tuple(jax.lax.top_k(x, k)), default=lambda x: _best(x, k)
     )
@@ -216,15 +217,13 @@ def _best(scores: Float[Array, "B V"], k: int) -> tuple[Float[Array, "B k"], Int
     place = jnp.arange(scores.shape[0])
 
     def take(i, carry):
-        left, values, tokens = carry
+        left, tokens = carry
         token = jnp.argmax(left, axis=-1).astype(jnp.int32)
-        values, tokens = values.at[:, i].set(left[place, token]), tokens.at[:, i].set(token)
-        return left.at[place, token].set(-jnp.inf), values, tokens
+        # 0 is below the order of -inf: a token is taken once, also where only forbidden ones are left.
+        return left.at[place, token].set(0), tokens.at[:, i].set(token)
 
-    shape = (scores.shape[0], k)
-    start = (scores, jnp.zeros(shape, scores.dtype), jnp.zeros(shape, jnp.int32))
-    _, values, tokens = jax.lax.fori_loop(0, k, take, start)
-    return values, tokens
+    _, tokens = jax.lax.fori_loop(0, k, take, (_sortable(scores), jnp.zeros((scores.shape[0], k), jnp.int32)))
+    return jnp.take_along_axis(scores, tokens, axis=-1), tokens
 
 
 def gumbel_noise(seed: UInt32[Array, "B 2"], position: Int[Array, " B"], vocab_size: int) -> Float[Array, "B V"]:

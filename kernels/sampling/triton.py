@@ -1,7 +1,7 @@
 """Choosing a token per row in Triton: one pass over the logits, then a program per row that reads little more.
 
-Knows arrays and launches. The kernels: `scan_logits` over all chunks, `draw_tokens` where rows are filtered,
-`score_tokens` where scores are wanted.
+Knows arrays and launches. The kernels: `scan_logits` over all chunks, `draw_tokens`, and `score_tokens` where there are
+scores to tell.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from jaxtyping import Array, Float, Int, UInt32
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.sampling.reference import Edits, Filters, Penalties, TokenScores, least_scaled, process
 from jaxllm.kernels.sampling.triton_draw import draw_tokens
-from jaxllm.kernels.sampling.triton_logits import G
+from jaxllm.kernels.sampling.triton_logits import DRAWS_FROM_ALL, DRAWS_FROM_LIST, DRAWS_FROM_NUCLEUS, G
 from jaxllm.kernels.sampling.triton_scan import scan_logits
 from jaxllm.kernels.sampling.triton_score import score_tokens
 
-_TILE_GROUPS = 2048
+_SEARCH_TILE = 512  # of long lists, with sixteen sums for each token
 _MOST_EDITS = 512  # beyond that a program would look through them for longer than XLA takes for a copy of the logits
 
 
@@ -29,7 +29,7 @@ class SampleConfig:
 
     chunk: int = 2048
     scan_warps: int = 4
-    draw_tile: int = 1024
+    draw_tile: int = 2048
     draw_warps: int = 8
     score_tile: int = 2048
     score_warps: int = 8
@@ -38,8 +38,7 @@ class SampleConfig:
 class _Scan(NamedTuple):
     """What the scan leaves, per chunk of a row ([B, S]) and per group of G tokens ([B, N])."""
 
-    score: jax.Array
-    token: jax.Array
+    bound: jax.Array
     max: jax.Array
     total: jax.Array
     key: jax.Array
@@ -112,27 +111,24 @@ def choose_with(
         "HAS_MASK": mask is not None,
         "HAS_PENALTIES": penalties is not None,
     }
-    draws = jnp.ones(B, jnp.int32)
+    mode = jnp.full(B, DRAWS_FROM_ALL.value, jnp.int32)
     if filters is not None:
-        is_off = ((filters.top_k <= 0) | (filters.top_k >= V)) & (filters.top_p >= 1.0) & (filters.min_p <= 0.0)
-        draws = ((temperature == 0.0) | is_off).astype(jnp.int32)
-    scan = _scan(config, raw, rules, draws, constants, filters is not None, num_best is not None, is_loaded_raw, is_raw)
-    if filters is None:
-        chunk = jnp.argmax(scan.score, axis=1)[:, None]
-        token = jnp.minimum(jnp.take_along_axis(scan.token, chunk, axis=1)[:, 0], V - 1)
-    else:
-        token = _draw(config, rules, draws, filters, scan, constants)
+        has_list = ((filters.top_k > 0) & (filters.top_k < V)) | (filters.min_p > 0.0)
+        mode = jnp.where(filters.top_p < 1.0, DRAWS_FROM_NUCLEUS.value, DRAWS_FROM_ALL.value)
+        mode = jnp.where(has_list, DRAWS_FROM_LIST.value, mode)
+        mode = jnp.where(temperature == 0.0, DRAWS_FROM_ALL.value, mode).astype(jnp.int32)
+    scan = _scan(config, raw, rules, mode, constants, filters is not None, num_best is not None, is_loaded_raw, is_raw)
+    token = _draw(config, rules, mode, filters, scan, constants)
     if num_best is None:
         return token, None
-    key = scan.key if is_raw and filters is not None else scan.raw_key
-    return token, _score(config, raw, token, scan, key, num_best, as_logprobs)
+    return token, _score(config, raw, token, scan, num_best, as_logprobs)
 
 
 def _scan(
     config: SampleConfig,
     raw: jax.Array,
     rules: tuple[jax.Array, ...],
-    draws: jax.Array,
+    mode: jax.Array,
     constants: dict[str, int],
     has_filters: bool,
     has_scores: bool,
@@ -140,7 +136,7 @@ def _scan(
     is_raw: bool,
 ) -> _Scan:
     B, V = raw.shape
-    chunk = min(config.chunk, triton.next_power_of_2(max(V, G)))
+    chunk = _chunk(config, V)
     num_chunks, num_groups = triton.cdiv(V, chunk), triton.cdiv(V, G)
 
     def result(dtype: type, width: int, is_used: bool = True) -> jax.ShapeDtypeStruct:
@@ -148,20 +144,19 @@ def _scan(
 
     results = (
         result(jnp.float32, num_chunks),
-        result(jnp.int32, num_chunks),
         result(jnp.float32, num_chunks, has_filters),
         result(jnp.float32, num_chunks, has_filters),
-        result(jnp.int32, num_groups, has_filters),
+        result(jnp.int32, num_groups, has_filters and not (is_raw and has_scores)),
         result(jnp.float32, num_chunks, has_scores),
         result(jnp.float32, num_chunks, has_scores),
-        result(jnp.int32, num_groups, has_scores and not (is_raw and has_filters)),
+        result(jnp.int32, num_groups, has_scores),
     )
-    return _Scan(
+    scan = _Scan(
         *launch(
             scan_logits,
             raw,
             *rules,
-            draws,
+            mode,
             results=results,
             grid=B * num_chunks,
             num_warps=config.scan_warps,
@@ -176,33 +171,37 @@ def _scan(
             IS_RAW=is_raw,
         )
     )
+    return scan._replace(key=scan.raw_key) if is_raw and has_scores else scan
 
 
 def _draw(
     config: SampleConfig,
     rules: tuple[jax.Array, ...],
-    draws: jax.Array,
-    filters: Filters,
+    mode: jax.Array,
+    filters: Filters | None,
     scan: _Scan,
     constants: dict[str, int],
 ) -> jax.Array:
-    B, num_groups = scan.key.shape
-    num_chunks = scan.score.shape[1]
-    temperature = rules[-3]
-    top_k = jnp.where(filters.top_k >= constants["V"], 0, jnp.maximum(filters.top_k, 0))
+    V, temperature = constants["V"], rules[-3]
+    B, num_chunks = scan.bound.shape
+    chunk, num_groups = _chunk(config, V), triton.cdiv(V, G)
+    limits = (jnp.zeros((1,), jnp.int32), *(jnp.zeros((1,), jnp.float32),) * 2)
+    if filters is not None:
+        top_k = jnp.where(filters.top_k >= V, 0, jnp.maximum(filters.top_k, 0))
+        limits = (top_k, filters.top_p, least_scaled(temperature, filters.min_p))
     token, _ = launch(
         draw_tokens,
         *rules,
-        draws,
-        top_k,
-        filters.top_p,
-        least_scaled(temperature, filters.min_p),
-        scan.score,
-        scan.token,
+        mode,
+        *limits,
+        scan.bound,
         scan.max,
         scan.total,
         scan.key,
-        results=(jax.ShapeDtypeStruct((B,), jnp.int32), jax.ShapeDtypeStruct((B, num_groups), jnp.int32)),
+        results=(
+            jax.ShapeDtypeStruct((B,), jnp.int32),
+            jax.ShapeDtypeStruct((1,) if filters is None else (B, num_groups), jnp.int32),
+        ),
         grid=B,
         num_warps=config.draw_warps,
         **constants,
@@ -211,10 +210,16 @@ def _draw(
         GROUPS_PADDED=triton.next_power_of_2(num_groups),
         NUM_CHUNKS=num_chunks,
         CHUNKS_PADDED=triton.next_power_of_2(num_chunks),
+        CHUNK=chunk,
         TILE=config.draw_tile,
-        TILE_GROUPS=_TILE_GROUPS,
+        SEARCH_TILE=_SEARCH_TILE,
+        HAS_FILTERS=filters is not None,
     )
     return token
+
+
+def _chunk(config: SampleConfig, V: int) -> int:
+    return min(config.chunk, triton.next_power_of_2(max(V, G)))
 
 
 def _score(
@@ -222,12 +227,11 @@ def _score(
     raw: jax.Array,
     token: jax.Array,
     scan: _Scan,
-    key: jax.Array,
     num_best: int,
     as_logprobs: bool,
 ) -> TokenScores:
     B, V = raw.shape
-    num_groups, num_chunks = key.shape[1], scan.raw_max.shape[1]
+    num_groups, num_chunks = scan.raw_key.shape[1], scan.raw_max.shape[1]
     number, integer = jax.ShapeDtypeStruct((B,), jnp.float32), jax.ShapeDtypeStruct((B,), jnp.int32)
     width = max(num_best, 1)
     chosen, rank, best, best_token, highest, log_total, _ = launch(
@@ -236,7 +240,7 @@ def _score(
         token,
         scan.raw_max,
         scan.raw_total,
-        key,
+        scan.raw_key,
         results=(
             number,
             integer,
@@ -255,7 +259,6 @@ def _score(
         NUM_CHUNKS=num_chunks,
         CHUNKS_PADDED=triton.next_power_of_2(num_chunks),
         TILE=config.score_tile,
-        TILE_GROUPS=_TILE_GROUPS,
         NUM_BEST=num_best,
         BEST_PADDED=triton.next_power_of_2(width),
         AS_LOGPROBS=as_logprobs,

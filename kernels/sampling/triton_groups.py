@@ -1,20 +1,21 @@
 """Lists of groups whose best token is above a threshold, in Triton, and the thresholds. Knows keys, not what they are.
 
-Reading only such groups, a program sees every token above the threshold: few of a row's 8,016 groups of 16, mostly.
+Reading only such groups, a program sees every token above the threshold: few of a row's 4,008 groups of 32, mostly.
 """
 
 import triton
 import triton.language as tl
 
-from jaxllm.kernels.sampling.triton_logits import NOWHERE
+from jaxllm.kernels.sampling.triton_logits import NO_TOKEN, NOWHERE
 
 
 @triton.jit
 def mark_groups(key_N, wanted, limit):
     """Gives a mark that `wanted` keys reach (all that are somewhere, where they are fewer), and hardly more than
-    `limit`; a lowest mark if that cannot be.
+    `limit`; if that cannot be, or all keys are wanted, a mark that every token reaches.
     """
-    low = tl.full([], NOWHERE + 1, tl.int64)
+    worst = tl.min(tl.where(key_N > NOWHERE, key_N, NO_TOKEN), 0).to(tl.int64)
+    low = worst
     high = tl.max(key_N, 0).to(tl.int64) + 1
     count = tl.sum((key_N > NOWHERE).to(tl.int32), 0)
     while (count > limit) & (high - low > 1):
@@ -25,23 +26,18 @@ def mark_groups(key_N, wanted, limit):
             count = reach
         else:
             high = middle
-    return low.to(tl.int32)
+    return tl.where(low == worst, NOWHERE + 1, low).to(tl.int32)  # the groups' other tokens are below their best
 
 
 @triton.jit
-def list_groups(group_key, mark, listed, NUM_GROUPS: tl.constexpr, TILE_GROUPS: tl.constexpr):
-    """Writes down the groups of a row whose keys reach the mark, for this program to read; gives their number."""
+def list_groups(key_N, group_N, mark, listed):
+    """Writes down the groups whose keys reach the mark, for this program to read; gives their number."""
     tl.debug_barrier()  # the last list has been read
-    count = tl.full([], 0, tl.int32)
-    for start in range(0, NUM_GROUPS, TILE_GROUPS):
-        group_X = start + tl.arange(0, TILE_GROUPS)
-        key_X = tl.load(group_key + group_X, mask=group_X < NUM_GROUPS, other=NOWHERE)
-        reaches_X = ((key_X >= mark) & (group_X < NUM_GROUPS)).to(tl.int32)
-        place_X = count + tl.cumsum(reaches_X, 0) - 1
-        tl.store(listed + place_X, group_X, mask=reaches_X == 1)
-        count += tl.sum(reaches_X, 0)
+    reaches_N = ((key_N >= mark) & (key_N > NOWHERE)).to(tl.int32)
+    place_N = tl.cumsum(reaches_N, 0) - 1
+    tl.store(listed + place_N, group_N, mask=reaches_N == 1)
     tl.debug_barrier()
-    return count
+    return tl.sum(reaches_N, 0)
 
 
 @triton.jit

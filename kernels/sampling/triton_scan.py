@@ -1,13 +1,21 @@
 """The pass over all logits, in Triton: a program reads one chunk of one row, once, for whoever comes after it.
 
-Leaves for each chunk the best token and what a softmax needs, and for each group of G tokens the key of its best: who
-looks for tokens above a threshold need only read the groups whose best is above it.
+Leaves for each chunk how good a draw it can hold at most and what a softmax needs, and for each group of G tokens the
+key of its best: who looks for tokens above a threshold need only read the groups whose best is above it.
 """
 
 import triton
 import triton.language as tl
 
-from jaxllm.kernels.sampling.triton_logits import NO_TOKEN, apply_rules, load_logits, perturb, sort_key
+from jaxllm.kernels.sampling.triton_logits import (
+    DRAWS_FROM_ALL,
+    DRAWS_FROM_NUCLEUS,
+    apply_rules,
+    bound_perturbed,
+    load_logits,
+    loosen,
+    sort_key,
+)
 
 
 @triton.jit
@@ -26,9 +34,8 @@ def scan_logits(
     temperature,
     seed,
     position,
-    draws,
-    chunk_score,
-    chunk_token,
+    mode,
+    chunk_bound,
     chunk_max,
     chunk_total,
     group_key,
@@ -52,8 +59,8 @@ def scan_logits(
 ):
     """Handles chunk program_id % NUM_CHUNKS of row program_id // NUM_CHUNKS.
 
-    The chunk's token is drawn from all of its tokens, in rows that draw so. IS_RAW: the logits under the rules are the
-    raw ones, whose keys are left once. IS_LOADED_RAW: they are before the rules.
+    IS_RAW: the logits under the rules are the raw ones, whose keys are left once, by rows that are filtered or not.
+    IS_LOADED_RAW: they are before the rules.
     """
     b = tl.program_id(0) // NUM_CHUNKS
     c = tl.program_id(0) % NUM_CHUNKS
@@ -69,33 +76,32 @@ def scan_logits(
         raw_SG = loaded_SG
         if not IS_LOADED_RAW:
             raw_SG = load_logits(raw, b, token_SG, is_token_SG, V)
-        best, best_S, total = _summarize(raw_SG, 1.0)
+        best_S = tl.max(raw_SG, 1)
+        best = tl.max(best_S, 0)
         tl.store(raw_max + tl.program_id(0), best)
-        tl.store(raw_total + tl.program_id(0), total)
-        if not (IS_RAW and HAS_FILTERS):
-            tl.store(raw_key + b * NUM_GROUPS + group_S, best_S, mask=group_S < NUM_GROUPS)
+        tl.store(raw_total + tl.program_id(0), _sum_exp(raw_SG, best, 1.0))
+        tl.store(raw_key + b * NUM_GROUPS + group_S, sort_key(best_S), mask=group_S < NUM_GROUPS)
     heat = tl.load(temperature + b)
-    if HAS_FILTERS:
-        best, best_S, total = _summarize(x_SG, tl.where(heat == 0.0, 1.0, heat))
-        tl.store(chunk_max + tl.program_id(0), best)
-        tl.store(chunk_total + tl.program_id(0), total)
-        tl.store(group_key + b * NUM_GROUPS + group_S, best_S, mask=group_S < NUM_GROUPS)
-    if tl.load(draws + b) == 1:
-        score_SG = x_SG
+    draws_from = tl.load(mode + b)
+    if draws_from == DRAWS_FROM_ALL:
+        bound_SG = x_SG
         if heat != 0.0:
-            score_SG = perturb(x_SG, heat, seed, position, b, token_SG)
-        score = tl.max(tl.max(score_SG, 1), 0)
-        is_best_SG = is_token_SG & (score_SG == score)
-        tl.store(chunk_score + tl.program_id(0), score)
-        tl.store(chunk_token + tl.program_id(0), tl.min(tl.min(tl.where(is_best_SG, token_SG, NO_TOKEN), 1), 0))
+            bound_SG = bound_perturbed(x_SG, heat, seed, position, b, token_SG)
+        bound = tl.max(tl.max(bound_SG, 1), 0)
+        tl.store(chunk_bound + tl.program_id(0), tl.where(heat == 0.0, bound, loosen(bound)))
+    elif HAS_FILTERS:
+        best_S = tl.max(x_SG, 1)
+        best = tl.max(best_S, 0)
+        tl.store(chunk_max + tl.program_id(0), best)
+        if not (IS_RAW and HAS_SCORES):
+            tl.store(group_key + b * NUM_GROUPS + group_S, sort_key(best_S), mask=group_S < NUM_GROUPS)
+        if draws_from == DRAWS_FROM_NUCLEUS:
+            tl.store(chunk_total + tl.program_id(0), _sum_exp(x_SG, best, heat))
 
 
 @triton.jit
-def _summarize(x_SG, heat):
-    """Gives the best of all, the keys of the groups' best, and the sum of exp((x - best) / heat)."""
-    best_S = tl.max(x_SG, 1)
-    best = tl.max(best_S, 0)
+def _sum_exp(x_SG, best, heat):
+    """Gives the sum of exp((x - best) / heat)."""
     anchor = tl.where(best == float("-inf"), 0.0, best)
     to_log2 = 1.4426950408889634 / tl.maximum(heat, 1e-30)
-    total = tl.sum(tl.sum(tl.exp2((x_SG - anchor) * to_log2), 1), 0)
-    return best, sort_key(best_S), total
+    return tl.sum(tl.sum(tl.exp2((x_SG - anchor) * to_log2), 1), 0)

@@ -1,12 +1,13 @@
 """Scores of a chosen token and of the best ones, in Triton. Knows one row's raw logits, and the best of its groups.
 
-The k best tokens are in the k groups of the best best; those better than a token in groups whose best is.
+The k best tokens are in the k groups of the best best; those better than a token in groups whose best is. Mostly one
+tile of groups holds them all.
 """
 
 import triton
 import triton.language as tl
 
-from jaxllm.kernels.sampling.triton_groups import list_groups, listed_tokens
+from jaxllm.kernels.sampling.triton_groups import list_groups, listed_tokens, mark_groups
 from jaxllm.kernels.sampling.triton_logits import NO_TOKEN, NOWHERE, from_key, sort_key
 
 
@@ -31,7 +32,6 @@ def score_tokens(
     NUM_CHUNKS: tl.constexpr,
     CHUNKS_PADDED: tl.constexpr,
     TILE: tl.constexpr,
-    TILE_GROUPS: tl.constexpr,
     NUM_BEST: tl.constexpr,
     BEST_PADDED: tl.constexpr,
     AS_LOGPROBS: tl.constexpr,
@@ -54,35 +54,54 @@ def score_tokens(
     own_logit = tl.load(row + tl.load(token + b))
     own = own_logit - highest - log_total
     tl.store(chosen_out + b, own)
-    keys = raw_key + b * NUM_GROUPS
     mine = listed + b * NUM_GROUPS
-    count = list_groups(keys, sort_key(own_logit) + 1, mine, NUM_GROUPS, TILE_GROUPS)
-    num_better_X = tl.zeros([TILE], tl.int32)
-    for start in range(0, count, TILE // G):
-        token_X, is_token_X = listed_tokens(mine, start, count, V, G, TILE)
+    group_N = tl.arange(0, GROUPS_PADDED)
+    key_N = tl.load(raw_key + b * NUM_GROUPS + group_N, mask=group_N < NUM_GROUPS, other=NOWHERE)
+    # Logits that differ may have equal scores: the order is that of the scores.
+    key_N = tl.where(key_N > NOWHERE, sort_key(from_key(key_N) - highest - log_total), NOWHERE)
+    own_key = sort_key(own)
+    wanted = NUM_BEST if NUM_BEST > 0 else TILE // G // 2
+    mark = mark_groups(key_N, wanted, TILE // G)
+    count = list_groups(key_N, group_N, mark, mine)
+    is_ranked = tl.full([], 0, tl.int32)
+    if count <= TILE // G:
+        token_X, is_token_X = listed_tokens(mine, 0, count, V, G, TILE)
         score_X = tl.load(row + token_X, mask=is_token_X, other=float("-inf")) - highest - log_total
-        num_better_X += (is_token_X & (score_X > own)).to(tl.int32)
-    tl.store(rank_out + b, tl.sum(num_better_X, 0) + 1)
-
-    if NUM_BEST > 0:
-        group_N = tl.arange(0, GROUPS_PADDED)
-        key_N = tl.load(keys + group_N, mask=group_N < NUM_GROUPS, other=NOWHERE)
-        # Logits that differ may have equal scores: the order is that of the scores.
-        key_N = tl.where(key_N > NOWHERE, sort_key(from_key(key_N) - highest - log_total), NOWHERE)
+        if own_key >= mark:
+            tl.store(rank_out + b, tl.sum((is_token_X & (score_X > own)).to(tl.int32), 0) + 1)
+            is_ranked = tl.full([], 1, tl.int32)
+        store_best(tl.where(is_token_X, sort_key(score_X), NOWHERE), token_X, b, best_out, best_token_out, NUM_BEST)
+    elif NUM_BEST > 0:
+        # Too many equals: the groups themselves, one by one.
+        left_N = key_N
         j_J = tl.arange(0, BEST_PADDED)
         group_J = tl.full([BEST_PADDED], -1, tl.int32)
         for j in range(NUM_BEST):
-            top = tl.max(key_N, 0)
-            group = tl.min(tl.where(key_N == top, group_N, NO_TOKEN), 0)
+            top = tl.max(left_N, 0)
+            group = tl.min(tl.where(left_N == top, group_N, NO_TOKEN), 0)
             group_J = tl.where((j_J == j) & (top > NOWHERE), group, group_J)
-            key_N = tl.where(group_N == group, NOWHERE, key_N)
+            left_N = tl.where(group_N == group, NOWHERE, left_N)
         token_JG = group_J[:, None] * G + tl.arange(0, G)[None, :]
         is_token_JG = (group_J[:, None] >= 0) & (token_JG < V)
         score_JG = tl.load(row + token_JG, mask=is_token_JG, other=float("-inf")) - highest - log_total
-        key_JG = tl.where(is_token_JG, sort_key(score_JG), NOWHERE)
-        for j in range(NUM_BEST):
-            top = tl.max(tl.max(key_JG, 1), 0)
-            best = tl.min(tl.min(tl.where(key_JG == top, token_JG, NO_TOKEN), 1), 0)
-            tl.store(best_out + b * NUM_BEST + j, from_key(top))
-            tl.store(best_token_out + b * NUM_BEST + j, best)
-            key_JG = tl.where(token_JG == best, NOWHERE, key_JG)
+        key_X = tl.reshape(tl.where(is_token_JG, sort_key(score_JG), NOWHERE), [BEST_PADDED * G])
+        store_best(key_X, tl.reshape(token_JG, [BEST_PADDED * G]), b, best_out, best_token_out, NUM_BEST)
+    if is_ranked == 0:
+        count = list_groups(key_N, group_N, own_key + 1, mine)
+        num_better_X = tl.zeros([TILE], tl.int32)
+        for start in range(0, count, TILE // G):
+            token_X, is_token_X = listed_tokens(mine, start, count, V, G, TILE)
+            score_X = tl.load(row + token_X, mask=is_token_X, other=float("-inf")) - highest - log_total
+            num_better_X += (is_token_X & (score_X > own)).to(tl.int32)
+        tl.store(rank_out + b, tl.sum(num_better_X, 0) + 1)
+
+
+@triton.jit
+def store_best(key_X, token_X, b, best_out, best_token_out, NUM_BEST: tl.constexpr):
+    """Writes down the scores of the largest keys, and their tokens; of equals the lowest first."""
+    for j in range(NUM_BEST):
+        top = tl.max(key_X, 0)
+        best = tl.min(tl.where(key_X == top, token_X, NO_TOKEN), 0)
+        tl.store(best_out + b * NUM_BEST + j, from_key(top))
+        tl.store(best_token_out + b * NUM_BEST + j, best)
+        key_X = tl.where(token_X == best, NOWHERE, key_X)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.bench.args import LatencyArgs, ThroughputArgs, bench_engine_args
+from jaxllm.bench.args import LatencyArgs, SuiteArgs, ThroughputArgs, bench_engine_args
 from jaxllm.cli import COMMANDS, serve_args
 from jaxllm.options import OptionParser
 from jaxllm.terminal.args import ChatArgs, CompleteArgs, split_values
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-_BENCH = {"bench throughput": ThroughputArgs, "bench latency": LatencyArgs}
+_BENCH = {"bench throughput": ThroughputArgs, "bench latency": LatencyArgs, "bench suite": SuiteArgs}
 _TERMINAL = {"chat": ChatArgs, "complete": CompleteArgs}
 
 
@@ -64,4 +64,5 @@ def test_the_page_of_the_command_line_shows_every_command(blocks: Callable):
     assert {tuple(words[:2]) for words in commands_of(ROOT / "docs" / "benchmarking.md", blocks)} >= {
         ("bench", "throughput"),
         ("bench", "latency"),
+        ("bench", "suite"),
     }

@@ -60,8 +60,8 @@ def test_the_plan_is_a_short_list_without_repeats_small_shapes_first(buckets):
     assert len(plan) <= 3 * len(buckets.table_widths) * (len(SIZES) + len(SIZES) ** 2 // 4)
     # Decode shapes and mixed ones never have the same key: T == B is what tells them apart.
     assert all(shape.num_requests <= shape.num_tokens for shape in plan)
-    assert buckets.largest() in plan
-    assert buckets.largest().num_tokens == max(shape.num_tokens for shape in plan)
+    assert set(buckets.covering()) <= set(plan)
+    assert all(any(cover.holds(shape) for cover in buckets.covering()) for shape in plan)
 
 
 def test_a_shape_is_the_smallest_that_holds_the_step():
@@ -73,6 +73,15 @@ def test_a_shape_is_the_smallest_that_holds_the_step():
     assert buckets.shape(33, 3, 1, "logits") == StepShape(128, 16, 1024, "logits")
     # 20 tokens of 17 requests: the requests are padded to 64, so the tokens go beyond them.
     assert buckets.shape(20, 17, 1, "logits") == StepShape(128, 64, 1024, "logits")
+
+
+def test_sizes_worth_filling_are_compiled_for_the_largest_batch_and_beyond_what_weights_cost():
+    buckets = make_buckets(64, 512, 2000, coarse=False)
+    assert buckets.fillable == (256, 384, 512)
+    for size in buckets.fillable:
+        assert buckets.shape(size, 64, 1, "greedy").num_tokens == size
+    assert make_buckets(300, 2048, 2000, coarse=False).fillable == (384, 512, 768, 1024, 2048)
+    assert make_buckets(64, 512, 2000, coarse=True).fillable == ()
 
 
 def test_the_plan_may_leave_variants_out():

@@ -2,11 +2,13 @@
 
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from jaxllm import SamplingParams
 from jaxllm.config.errors import InputError
+from jaxllm.engine import engine as engine_module
 from jaxllm.engine.buckets import make_buckets
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.input_builder import InputBuilder, PackedStep
@@ -15,6 +17,7 @@ from jaxllm.engine.step_inputs import host_views
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
 
 ROWS, BLOCK, VOCAB, MAX_LEN = 4, 4, 1000, 64
@@ -74,16 +77,24 @@ class EchoRunner:
         self.last = [-500] * (ROWS + 1)
 
 
-def make_engine(runner: EchoRunner, num_blocks: int = 65, timeout: float = 60.0, eos: tuple[int, ...] = ()) -> Engine:
+def make_engine(
+    runner: EchoRunner,
+    num_blocks: int = 65,
+    timeout: float = 60.0,
+    eos: tuple[int, ...] = (),
+    target_seconds: float | None = None,
+) -> Engine:
     buckets = make_buckets(ROWS, 16, MAX_LEN // BLOCK, coarse=True)
+    pace = None if target_seconds is None else Pace(target_seconds, buckets.mixed_sizes, buckets.decode_size)
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=ROWS, max_num_batched_tokens=16, max_model_len=MAX_LEN),
         BlockPool(num_blocks, BLOCK),
         KVGroups(),
+        pace,
     )
     limits = EngineLimits(vocab_size=VOCAB, max_model_len=MAX_LEN, eos_token_ids=eos)
     builder = InputBuilder(buckets, ROWS, MAX_LEN // BLOCK, 1, vocab_size=VOCAB)
-    return Engine(scheduler, builder, runner, limits, Watchdog(timeout))
+    return Engine(scheduler, builder, runner, limits, Watchdog(timeout), pace)
 
 
 def greedy(max_tokens: int, **options) -> SamplingParams:
@@ -231,3 +242,21 @@ def test_a_full_cache_preempts_and_every_request_still_gets_its_tokens():
     tokens, _ = run(engine)
     assert engine.scheduler.stats.num_preemptions > 0
     assert tokens == {f"r{i}": count_up(100 * i + 5, 20) for i in range(6)}
+
+
+def test_a_pace_is_told_what_steps_take_that_follow_each_other(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(engine_module.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(Answer, "read", lambda answer: setattr(clock, "now", clock.now + 0.02) or answer._tokens)
+    engine = make_engine(EchoRunner(), target_seconds=1.0)
+    engine.add("a", [1, 2, 3], greedy(10))
+    tokens, _ = run(engine)
+    clock.now += 100.0  # nothing runs meanwhile
+    engine.add("b", [5, 6, 7], greedy(10))
+    tokens |= run(engine)[0]
+    engine.close()
+    assert tokens == {"a": count_up(4, 10), "b": count_up(8, 10)}
+    pace = engine._pace
+    assert pace is not None
+    assert pace.time.num_observed == 18  # all but the first of each
+    assert pace.time.predict(1, True, 10) == pytest.approx(0.02)

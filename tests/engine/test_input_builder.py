@@ -31,9 +31,17 @@ def builder():
     return InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, vocab_size=VOCAB, seed=5)
 
 
-def build(builder, *items):
+def batch_of(*items, again=(), grown=()):
+    """A batch as the scheduler makes it: who has no row yet, or runs `again`, is admitted."""
+    admitted = [item.request for item in items if item.request.row is None or item.request in again]
+    for item in items:
+        item.request.row = item.row
+    return ScheduledBatch(items, (), 1, admitted=tuple(admitted), grown=tuple(grown))
+
+
+def build(builder, *items, **news):
     """The shape and the fields of a step, as arrays."""
-    shape, packed, *_ = builder.build(ScheduledBatch(items, (), 1))
+    shape, packed, *_ = builder.build(batch_of(*items, **news))
     assert packed.dtype == np.int32
     return shape, host_views(packed, shape, GROUPS)
 
@@ -74,14 +82,14 @@ def test_a_ragged_batch_is_laid_out_flat_and_padded(builder):
 def test_a_decode_batch_has_one_token_per_row_padding_included(builder):
     items = [scheduled(make_request([20 + i], [40 + i]), row, 1, 1) for i, row in enumerate((6, 2, 3))]
     shape, inputs = build(builder, *items)
-    assert (shape.program, shape.num_tokens, shape.num_requests) == ("decode", 4, 4)
+    assert (shape.program, shape.num_tokens, shape.num_requests) == ("decode", 8, 8)
     assert inputs.token[:3].tolist() == [40, 41, 42]
-    assert inputs.query_start.tolist() == [0, 1, 2, 3, 4]
-    assert inputs.request.tolist() == [0, 1, 2, 3]
-    assert inputs.position.tolist() == [1, 1, 1, -1]
-    assert inputs.context_len.tolist() == [2, 2, 2, 0]
-    assert inputs.row.tolist() == [6, 2, 3, ROWS]
-    assert inputs.samples.tolist() == [1, 1, 1, 0]
+    assert inputs.query_start.tolist() == [*range(9)]
+    assert inputs.request.tolist() == [*range(8)]
+    assert inputs.position.tolist() == [1, 1, 1] + 5 * [-1]
+    assert inputs.context_len.tolist() == [2, 2, 2] + 5 * [0]
+    assert inputs.row.tolist() == [6, 2, 3] + 5 * [ROWS]
+    assert inputs.samples.tolist() == [1, 1, 1] + 5 * [0]
 
 
 def test_a_token_still_in_flight_is_left_to_the_device(builder):
@@ -98,7 +106,7 @@ def test_tables_grow_by_what_is_new(builder):
     build(builder, scheduled(request, 0, 0, 4, False))
     request.block_tables[0] += [5, 7]
     request.block_tables[1] += [6, 8]
-    _, inputs = build(builder, scheduled(request, 0, 4, 4, False))
+    _, inputs = build(builder, scheduled(request, 0, 4, 4, False), grown=[request])
     assert inputs.block_table[:, 0, :4].tolist() == [[1, 5, 7, 0], [2, 6, 8, 0]]
     _, inputs = build(builder, scheduled(request, 0, 8, 1, False))
     assert inputs.block_table[:, 0, :4].tolist() == [[1, 5, 7, 0], [2, 6, 8, 0]]
@@ -116,19 +124,25 @@ def test_a_row_keeps_nothing_of_its_owner_before(builder):
 def test_a_request_that_was_preempted_and_comes_back_to_its_row_gets_its_new_blocks(builder):
     request = make_request(range(9), tables=((1, 2), (3, 4)))
     build(builder, scheduled(request, 1, 0, 9))
-    request.num_preemptions += 1
     request.block_tables = [[5], [6]]
-    _, inputs = build(builder, scheduled(request, 1, 0, 4, False))
+    _, inputs = build(builder, scheduled(request, 1, 0, 4, False), again=[request])
     assert inputs.block_table[:, 0, :3].tolist() == [[5, 0, 0], [6, 0, 0]]
 
 
-def test_forgotten_rows_are_copied_anew(builder):
-    request = make_request(range(9), tables=((1, 2), (3, 4)))
-    build(builder, scheduled(request, 1, 0, 9))
-    builder.forget_rows()
-    request.block_tables = [[5, 6], [7, 8]]  # as long as before: only forgetting can tell
-    _, inputs = build(builder, scheduled(request, 1, 0, 9))
-    assert inputs.block_table[:, 0, :2].tolist() == [[5, 6], [7, 8]]
+def test_the_device_is_trusted_with_the_token_it_chose_last_for_a_row_and_with_no_other(builder):
+    request, other = make_request([1, 2, 3]), make_request(range(50, 60))
+    build(builder, scheduled(request, 0, 0, 3))
+    request.output_ids.append(77)  # the host knows it by now, and need not look
+    _, inputs = build(builder, scheduled(request, 0, 3, 1), scheduled(other, 1, 0, 4, False))
+    assert inputs.token[:5].tolist() == [UNKNOWN_TOKEN, 50, 51, 52, 53]
+    request.output_ids.append(78)
+    _, inputs = build(builder, scheduled(request, 0, 4, 1), scheduled(other, 1, 4, 1, False))
+    assert inputs.token[:2].tolist() == [UNKNOWN_TOKEN, 54]  # the first of these samples, the second does not
+    # It comes back to its row, and is computed again: up to its last token, then that one alone.
+    _, inputs = build(builder, scheduled(request, 0, 0, 4, False), again=[request])
+    assert inputs.token[:4].tolist() == [1, 2, 3, 77]
+    _, inputs = build(builder, scheduled(request, 0, 4, 1))
+    assert inputs.token[0] == 78
 
 
 def test_each_step_gets_an_array_of_its_own(builder):
@@ -146,7 +160,7 @@ def test_the_step_chooses_only_where_all_are_greedy(builder):
 
     def variant(*requests, samples=True):
         items = [scheduled(request, row, 0, 2, samples) for row, request in enumerate(requests)]
-        step = builder.build(ScheduledBatch(tuple(items), (), 1))
+        step = builder.build(batch_of(*items, again=requests))
         assert (step.sampling is None) == (step.shape.variant == "greedy")
         return step.shape.variant
 
@@ -167,7 +181,7 @@ def test_scored_prompts_name_each_token_and_the_one_before_it(builder):
         scheduled(late, 2, 1, 6, False),
         scheduled(ended, 3, 2, 1),
     )
-    step = builder.build(ScheduledBatch(items, (), 1))
+    step = builder.build(batch_of(*items))
     assert step.shape.variant == "hidden"
     assert step.sampling is not None  # two of them sample, and a step that gives hidden states chooses nothing
     prompt = step.prompt

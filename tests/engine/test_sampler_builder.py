@@ -38,7 +38,8 @@ def build():
                 owners[row] = request
                 builder.set_row(row, request)
         items = tuple(Scheduled(r, row, r.num_tokens - 2, 1, samples) for row, r in rows.items())
-        return builder.build(items, np.asarray(list(rows)), B, always)
+        ends = np.asarray([item.start + item.count for item in items])
+        return builder.build(items, np.asarray(list(rows)), ends, np.full(len(rows), samples), B, always)
 
     return run
 

@@ -16,7 +16,7 @@ def filled(shape, num_groups):
     rng = np.random.default_rng(0)
     written = []
     for view in views:
-        values = rng.integers(-(2**31), 2**31, view.shape, dtype=np.int64).astype(np.int32)
+        values = rng.integers(-1, 2**31, view.shape, dtype=np.int64).astype(np.int32)
         values.flat[0] = -1
         view[...] = values
         written.append(values)

@@ -6,7 +6,7 @@ A GPU version's tests take the same fixtures: `attention_case` for the inputs, `
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +25,25 @@ class AttentionCase:
     block_size: int = 16
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
     num_padding: int = 0  # tokens behind the last request; in a decode batch, whole rows
     spare_width: int = 0  # columns of the block table that no request fills
+    scale: float | None = None  # the usual one
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What paged_attention takes by name, and dense_attention too."""
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        return {"scale": scale, "window": self.window, "softcap": self.softcap, "sinks": self.sinks}
+
+    @property
+    def sinks(self) -> np.ndarray | None:
+        """A logit for each query head: some that take most of the weight, some that take little, one that is none."""
+        if not self.has_sinks:
+            return None
+        sinks = np.random.default_rng(len(self.name)).permutation(np.linspace(-3, 6, self.heads[0]))
+        sinks[0] = -np.inf
+        return sinks.astype(np.float32)
 
 
 class AttentionInputs(NamedTuple):
@@ -119,6 +136,60 @@ CASES = (
         block_size=32,
         num_padding=1,
     ),
+    AttentionCase(
+        name="decode_of_80_with_a_window",
+        new=(1, 1, 1),
+        context=(150, 1, 37),
+        heads=(8, 2),
+        head_dim=80,
+        block_size=32,
+        window=40,
+        num_padding=1,
+    ),
+    AttentionCase(
+        name="decode_gqa7_of_96",
+        new=(1, 1),
+        context=(140, 3),
+        heads=(7, 1),
+        head_dim=96,
+        block_size=64,
+        softcap=20.0,
+        scale=0.3,
+    ),
+    AttentionCase(name="decode_mha_of_128", new=(1, 1), context=(130, 257), heads=(2, 2), head_dim=128, block_size=128),
+    AttentionCase(name="decode_gqa8_of_256", new=(1, 1), context=(70, 200), heads=(8, 1), head_dim=256, block_size=8),
+    AttentionCase(  # the longest context takes several chunks, which must count the sink once
+        name="decode_of_64_with_sinks",
+        new=(1,) * 5,
+        context=(1, 900, 16, 129, 17),
+        heads=(8, 2),
+        head_dim=64,
+        has_sinks=True,
+        num_padding=1,
+    ),
+    AttentionCase(  # many new tokens, few on several chunks, few on one chunk, none
+        name="mixed_gqa7_with_sinks_and_a_window",
+        new=(40, 1, 2, 0, 1),
+        context=(170, 700, 131, 0, 5),
+        heads=(7, 1),
+        head_dim=64,
+        block_size=64,
+        window=400,
+        has_sinks=True,
+        num_padding=3,
+    ),
+    AttentionCase(
+        name="mixed_mha_with_sinks_and_a_softcap",
+        new=(21, 1),
+        context=(60, 150),
+        heads=(3, 3),
+        head_dim=80,
+        block_size=8,
+        softcap=4.0,
+        has_sinks=True,
+        num_padding=2,
+        scale=0.3,
+    ),
     AttentionCase(name="softcap_prefill", new=(33, 2), context=(33, 140), softcap=0.5, head_dim=80, num_padding=1),
 )
 
@@ -128,6 +199,11 @@ _LAYERS, _LAYER = 3, 1
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
 def attention_case(request: pytest.FixtureRequest) -> AttentionCase:
     return request.param
+
+
+@pytest.fixture(scope="session")
+def attention_cases() -> tuple[AttentionCase, ...]:
+    return CASES
 
 
 @pytest.fixture(scope="session")
@@ -177,7 +253,13 @@ def build_inputs(case: AttentionCase, dtype: type = np.float32) -> AttentionInpu
     )
 
 
-def dense(inputs: AttentionInputs, scale: float, window: int | None, softcap: float | None) -> np.ndarray:
+def dense(
+    inputs: AttentionInputs,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
     """Softmax attention in float64, a request, a token and a head at a time; rows of padding are NaN."""
     query, kv_cache = inputs.query.astype(np.float64), inputs.kv_cache[inputs.layer].astype(np.float64)
     group, C = query.shape[1] // kv_cache.shape[2], kv_cache.shape[3]
@@ -196,6 +278,9 @@ def dense(inputs: AttentionInputs, scale: float, window: int | None, softcap: fl
                 scores = keys[oldest : position + 1, n // group] @ query[i, n] * scale
                 if softcap is not None:
                     scores = np.tanh(scores / softcap) * softcap
+                if sinks is not None:
+                    scores = np.append(scores, float(sinks[n]))
                 weights = np.exp(scores - scores.max())
-                out[i, n] = weights @ values[oldest : position + 1, n // group] / weights.sum()
+                weights /= weights.sum()
+                out[i, n] = weights[: position + 1 - oldest] @ values[oldest : position + 1, n // group]
     return out

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.launch import capability
 from jaxllm.kernels.paged_attention import mosaic_prefill, reference
 from jaxllm.kernels.paged_attention.mosaic_prefill import ALIGNMENT, MosaicConfig, choose_config, find_obstacle
@@ -49,6 +50,33 @@ def test_every_row_of_every_tile_is_written_and_right(sizes, monkeypatch):
     )  # fmt: skip
     if not ON_GPU:  # there, rows that nobody wrote would be NaN
         assert np.isfinite(np.asarray(out)).all()
+    assert_close(out, attend_plainly(*exact(inputs), window, scale=scale, softcap=softcap), sum(new), jnp.float16)
+
+
+# query and KV heads, head size, block size, window, softcap
+MIXED = [
+    ((8, 2), 64, 64, None, None),
+    ((4, 2), 128, 32, 77, 30.0),
+]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("sizes", MIXED, ids=str)
+def test_few_new_tokens_between_many_are_added_to_the_same_array(sizes, monkeypatch):
+    heads, head_dim, block_size, window, softcap = sizes
+    version = importlib.import_module("jaxllm.kernels.paged_attention.mosaic")
+    monkeypatch.setattr(mosaic_prefill, "num_multiprocessors", lambda: 3)
+    monkeypatch.setattr(
+        mosaic_prefill, "prefill", functools.partial(mosaic_prefill.prefill, interpret=plgpu.InterpretGPUParams())
+    )
+    rng = np.random.default_rng(MIXED.index(sizes))
+    new = rng.permutation([37, 1, 1, 2, 6, 0, 17]).tolist()
+    context = [n + int(before) if n else 0 for n, before in zip(new, rng.integers(0, 300, len(new)), strict=True)]
+    inputs = draw(rng, new, context, heads, head_dim, block_size, jnp.float16)
+    scale = head_dim**-0.5
+    traced_window = None if window is None else jnp.int32(window)
+    out = version.attend(choose_config(head_dim), *inputs, scale, window=traced_window, softcap=softcap)
+    assert np.isfinite(np.asarray(out)).all()
     assert_close(out, attend_plainly(*exact(inputs), window, scale=scale, softcap=softcap), sum(new), jnp.float16)
 
 
@@ -116,23 +144,30 @@ def test_in_a_scan_over_the_layers_equals_layer_by_layer():
 
 
 @pytest.mark.interpreter
-def test_batches_that_mosaic_does_not_take_go_to_triton_with_one_line(monkeypatch, caplog):
+def test_batches_that_mosaic_does_not_take_go_to_triton_with_one_line_each(monkeypatch, caplog):
     version = importlib.import_module("jaxllm.kernels.paged_attention.mosaic")
     monkeypatch.setattr(version.triton, "paged_attention", lambda *_, **__: "triton")
     version._log_once.cache_clear()
 
-    def attend(num_tokens, head_dim, num_requests=2):
-        query, kv_cache = jnp.zeros((num_tokens, 4, head_dim)), jnp.zeros((1, 2, 2, 2, 16, head_dim))
+    def attend(num_tokens, head_dim, num_requests=2, dtype=jnp.bfloat16, cache_dtype=jnp.bfloat16, sinks=None):
+        query = jnp.zeros((num_tokens, 4, head_dim), dtype)
+        kv_cache = jnp.zeros((1, 2, 2, 2, 16, head_dim), cache_dtype)
         table, length = jnp.zeros((num_requests, 1), jnp.int32), jnp.zeros(num_requests, jnp.int32)
         start = jnp.arange(num_requests + 1)
-        arrays = (array.astype(jnp.bfloat16) for array in (query, kv_cache))
-        return version.paged_attention(*arrays, 0, table, start, length, scale=1.0)
+        return version.paged_attention(query, kv_cache, 0, table, start, length, scale=1.0, sinks=sinks)
 
     assert attend(512, 80) == attend(1024, 80) == attend(256, 80, num_requests=256) == attend(128, 128) == "triton"
-    (warning,) = caplog.records
-    assert warning.getMessage() == (
-        "paged_attention: mosaic leaves many new tokens to triton: the head size is 80, not one of 64, 128"
-    )
+    assert attend(512, 128, cache_dtype=E4M3) == attend(1024, 128, cache_dtype=E4M3) == "triton"
+    assert attend(512, 128, dtype=jnp.float32, cache_dtype=jnp.float32) == "triton"
+    sinks = jnp.zeros(4)
+    assert attend(512, 128, sinks=sinks) == attend(1024, 128, sinks=sinks) == attend(128, 128, sinks=sinks) == "triton"
+    told = "paged_attention: mosaic leaves many new tokens to triton: "
+    assert [record.getMessage() for record in caplog.records] == [
+        told + "the head size is 80, not one of 64, 128",
+        told + "the cache is e4m3, the queries are bfloat16",
+        told + "it multiplies bfloat16 and float16, not float32",
+        told + "it knows no attention sinks",
+    ]
 
 
 def test_sizes_and_types_that_the_kernel_is_not_made_for_are_named():
@@ -145,7 +180,8 @@ def test_sizes_and_types_that_the_kernel_is_not_made_for_are_named():
     assert refuse(block_size=8) == "the block size is 8, not one of 16, 32, 64, 128"
     assert refuse(num_tokens=300) == "the batch's 300 tokens are no multiple of 8"
     assert "float32" in str(refuse(dtype=jnp.float32))
-    assert "float8_e4m3fn" in str(refuse(cache_dtype=jnp.float8_e4m3fn))
+    assert refuse(cache_dtype=E4M3) == "the cache is e4m3, the queries are bfloat16"
+    assert "the cache is float16" in str(refuse(cache_dtype=jnp.float16))
 
 
 @pytest.mark.parametrize(("group", "tokens"), [(1, 128), (2, 64), (3, 128), (4, 32), (7, 128), (8, 16), (12, 32)])

@@ -27,10 +27,32 @@ def assert_equal_where_real(out, expected, tolerance=TOLERANCE):
 def test_every_case_equals_dense_attention(attention_case, make_attention_inputs, dense_attention):
     case = attention_case
     inputs = make_attention_inputs(case)
-    scale = case.head_dim**-0.5
-    out = compiled(*inputs, scale=scale, window=case.window, softcap=case.softcap)
+    out = compiled(*inputs, **case.options)
     assert out.dtype == jnp.float32
-    assert_equal_where_real(out, dense_attention(inputs, scale, case.window, case.softcap))
+    assert_equal_where_real(out, dense_attention(inputs, **case.options))
+
+
+def test_the_cases_cover_all_sizes_and_options_in_both_programs(attention_cases):
+    for is_decode in (True, False):
+        cases = [case for case in attention_cases if (set(case.new) == {1} and len(case.new) > 1) == is_decode]
+        assert {1, 4, 7, 8} <= {case.heads[0] // case.heads[1] for case in cases}
+        assert {64, 80, 96, 128, 256} <= {case.head_dim for case in cases}
+        assert {8, 16, 32, 64, 128} <= {case.block_size for case in cases}
+        assert {0, 1} <= {length for case in cases for length in (*case.context, *[0] * case.num_padding)}
+        for option in ("window", "softcap", "sinks", "scale"):
+            assert any(getattr(case, option) is not None for case in cases), option
+
+
+def test_sinks_take_weight_as_another_key_without_value_would(case_named, make_attention_inputs):
+    inputs = make_attention_inputs(case_named("decode_of_64_with_sinks"))
+    plain = compiled(*inputs, scale=0.125)
+    none = compiled(*inputs, scale=0.125, sinks=np.full(8, -np.inf, np.float32))
+    np.testing.assert_array_equal(none, plain)
+    # Of one key, the only other logit is the sink's: equal ones halve the weight.
+    query = np.zeros_like(inputs.query)
+    halved = compiled(query, *inputs[1:], scale=0.125, sinks=jnp.zeros(8, jnp.bfloat16))
+    whole = compiled(query, *inputs[1:], scale=0.125)
+    np.testing.assert_allclose(halved[0], whole[0] / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("window", [1, 7, 140, 1 << 30])
@@ -125,14 +147,13 @@ def test_a_cache_of_8_bit_numbers_is_read_as_numbers_of_the_querys_type(
     case = case_named(name)
     exact = make_attention_inputs(case)
     stored = exact._replace(kv_cache=np.clip(exact.kv_cache, -448, 448).astype(ml_dtypes.float8_e4m3fn))
-    scale = case.head_dim**-0.5
-    options = (scale, case.window, case.softcap)
+    options = case.options
     in_bytes = stored._replace(kv_cache=stored.kv_cache.view(np.uint8))
-    out = compiled(*in_bytes, scale=scale, window=case.window, softcap=case.softcap)
+    out = compiled(*in_bytes, **options)
     assert out.dtype == jnp.float32
-    expected = dense_attention(stored, *options)
+    expected = dense_attention(stored, **options)
     assert_equal_where_real(out, expected)
-    wanted, real = dense_attention(exact, *options), ~np.isnan(expected)
+    wanted, real = dense_attention(exact, **options), ~np.isnan(expected)
     error = np.linalg.norm((expected - wanted)[real]) / np.linalg.norm(wanted[real])
     # Three bits of mantissa are off by 2^-4 at most, by 0.026 in the mean square; keys and values are both rounded.
     assert 0 < error < 0.05

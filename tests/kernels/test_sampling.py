@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32
 from scipy import stats
 
+from jaxllm.kernels.sampling import reference
 from jaxllm.kernels.sampling.reference import greedy, gumbel_noise, keep_top, sample, threefry2x32
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sampling.json").read_text())
@@ -154,6 +155,24 @@ def test_greedy_rows_are_greedy_amid_sampled_ones():
     for position in range(8):
         tokens = draw(logits, temperature, seeds(6), zeros + position)
         np.testing.assert_array_equal(tokens[jnp.asarray([0, 2, 5])], best[jnp.asarray([0, 2, 5])])
+
+
+def test_the_best_are_distinct_and_the_same_on_every_platform():
+    V = 12
+    scores = rows(
+        np.zeros(V),
+        np.where(np.arange(V) == 7, 4.0, -np.inf),
+        np.full(V, -np.inf),
+        np.where(np.arange(V) % 2 == 0, 0.0, -0.0),
+        np.round(np.random.default_rng(0).normal(size=V), 1) + 0.0,
+    )
+    expected = np.argsort(-np.asarray(scores), axis=-1, kind="stable")[:, :8]
+    values, tokens = reference.best(scores, 8)
+    assert tokens.tolist() == expected.tolist()
+    np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(scores), expected, -1))
+    on_gpu = reference._best(jnp.where(scores == 0.0, 0.0, scores), 8)
+    assert on_gpu[1].tolist() == expected.tolist()
+    np.testing.assert_array_equal(on_gpu[0], values)
 
 
 def test_top_k_of_one_and_a_tiny_top_p_leave_the_best():

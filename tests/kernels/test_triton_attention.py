@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxllm.kernels.launch import poisoned_results
+from jaxllm.kernels.launch import capability, poisoned_results
 from jaxllm.kernels.paged_attention import reference
+from jaxllm.kernels.paged_attention.mosaic_prefill import BLOCK_SIZES, HEAD_DIMS
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.gpu]
 
@@ -21,18 +22,23 @@ TOLERANCE = 2e-5
 @pytest.fixture(scope="module")
 def attend():
     """The Triton version, compiled, with results poisoned beforehand."""
-    version = importlib.import_module("jaxllm.kernels.paged_attention.triton")
+    return compile_version("triton")
+
+
+@functools.cache
+def compile_version(name):
+    version = importlib.import_module(f"jaxllm.kernels.paged_attention.{name}")
 
     @functools.partial(jax.jit, static_argnames=("scale", "softcap"))
-    def run(query, kv_cache, layer, table, start, length, window, scale, softcap):
+    def run(query, kv_cache, layer, table, start, length, window, sinks, scale, softcap):
         with poisoned_results():
             return version.paged_attention(
-                query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap
+                query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap, sinks=sinks
             )
 
-    def attend(inputs, scale, window=None, softcap=None):
+    def attend(inputs, scale, window=None, softcap=None, sinks=None):
         traced_window = None if window is None else jnp.int32(window)
-        return run(*inputs, traced_window, scale=scale, softcap=softcap)
+        return run(*inputs, traced_window, sinks, scale=scale, softcap=softcap)
 
     return attend
 
@@ -53,19 +59,20 @@ def assert_equal_where_real(out, expected, tolerance=TOLERANCE):
 def test_every_case_equals_dense_attention(attention_case, make_attention_inputs, dense_attention, attend):
     case = attention_case
     inputs = make_attention_inputs(case)
-    scale = case.head_dim**-0.5
-    out = attend(poison(inputs), scale, case.window, case.softcap)
+    out = attend(poison(inputs), **case.options)
     assert out.dtype == jnp.float32
-    assert_equal_where_real(out, dense_attention(inputs, scale, case.window, case.softcap))
+    assert_equal_where_real(out, dense_attention(inputs, **case.options))
 
 
-@pytest.mark.parametrize("name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths"])
+@pytest.mark.parametrize(
+    "name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths", "decode_of_64_with_sinks"]
+)
 def test_float16_is_accumulated_in_float32(name, case_named, make_attention_inputs, dense_attention, attend):
     case = case_named(name)
     inputs = make_attention_inputs(case, np.float16)
-    out = attend(poison(inputs), 0.125, case.window, case.softcap)
+    out = attend(poison(inputs), **case.options)
     assert out.dtype == jnp.float16
-    assert_equal_where_real(out, dense_attention(inputs, 0.125, case.window, case.softcap), 3e-3)
+    assert_equal_where_real(out, dense_attention(inputs, **case.options), 3e-3)
 
 
 @pytest.mark.parametrize("window", [1, 7, 140, 1 << 30])
@@ -84,6 +91,18 @@ def test_a_decode_batch_equals_the_same_requests_as_a_ragged_batch(case_named, m
     np.testing.assert_allclose(decode[:4], ragged[:4], rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_split_contexts_of_a_mixed_batch_launched_as_the_engine_does(
+    case_named, make_attention_inputs, dense_attention
+):
+    # Poisoned results are operands updated in place, so the other tests' launches have no result of their own.
+    version = importlib.import_module("jaxllm.kernels.paged_attention.triton")
+    inputs = make_attention_inputs(case_named("gqa7_over_several_key_tiles"))
+    out = np.asarray(jax.jit(functools.partial(version.paged_attention, scale=0.25))(*poison(inputs)), np.float64)
+    expected = dense_attention(inputs, 0.25, None, None)
+    real = ~np.isnan(expected)
+    np.testing.assert_allclose(out[real], expected[real], rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def draw(rng, new, context, heads, head_dim, block_size):
     """Random float32 inputs on the device: scattered blocks, NaN wherever no request has a key."""
     (N, K), C, B = heads, block_size, len(new)
@@ -97,7 +116,7 @@ def draw(rng, new, context, heads, head_dim, block_size):
         for m, block in enumerate(own):
             used[block, : length - m * C] = True
     keys = jax.random.split(jax.random.key(int(rng.integers(1 << 30))), 2)
-    num_tokens = B if all(n == 1 for n in new) else sum(new) + int(rng.integers(1, 40))
+    num_tokens = B if all(n == 1 for n in new) else (sum(new) // 8 + int(rng.integers(1, 5))) * 8
     query = jax.random.normal(keys[0], (num_tokens, N, head_dim))
     kv_cache = jax.random.normal(keys[1], (2, len(used), 2, K, C, head_dim))
     kv_cache = jnp.where(used[None, :, None, None, :, None], kv_cache, jnp.nan)
@@ -110,11 +129,26 @@ QUICKLY = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "softcap"), compiler_options=QUICKLY)
-def attend_plainly(query, kv_cache, layer, table, start, length, window, scale, softcap):
+def attend_plainly(query, kv_cache, layer, table, start, length, window=None, sinks=None, *, scale, softcap=None):
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     with jax.default_matmul_precision("highest"):
-        return reference.paged_attention(
-            query, jnp.nan_to_num(kv_cache), layer, table, start, length, scale=scale, window=window, softcap=softcap
-        )
+        return reference.paged_attention(query, jnp.nan_to_num(kv_cache), layer, table, start, length, **options)
+
+
+def assert_within_the_references_own_rounding(attend, inputs, num_tokens, tolerance=2e-5, **options):
+    """In float32 equal to the reference; in 16 bits at most 1.5 times as far from it as the reference itself is."""
+    exact = np.asarray(attend_plainly(*inputs, **options), np.float64)[:num_tokens]
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        cast = (inputs[0].astype(dtype), inputs[1].astype(dtype), *inputs[2:])
+        out = np.asarray(attend(cast, **options), np.float64)
+        assert np.isfinite(out).all()
+        out = out[:num_tokens]
+        if dtype == jnp.float32:
+            np.testing.assert_allclose(out, exact, rtol=tolerance, atol=2e-5)
+            continue
+        plain = np.asarray(attend_plainly(*cast, **options), np.float64)[:num_tokens]
+        own_error = np.linalg.norm(plain - exact)
+        assert np.linalg.norm(out - exact) <= 1.5 * own_error, (dtype, own_error / np.linalg.norm(exact))
 
 
 SHAPES = [
@@ -127,47 +161,44 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("is_decode", [True, False], ids=["decode", "mixed"])
+@pytest.mark.parametrize("program", ["decode", "mixed", "mixed on Mosaic"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.skipif(not ON_GPU, reason="takes minutes in the interpreter")
-def test_random_odd_sizes_equal_the_reference_within_its_own_rounding(shape, is_decode, attend):
+def test_random_odd_sizes_equal_the_reference_within_its_own_rounding(shape, program):
     heads, head_dim, block_size = shape
+    on_mosaic = program == "mixed on Mosaic"
+    if on_mosaic and (capability() != 90 or head_dim not in HEAD_DIMS or block_size not in BLOCK_SIZES):
+        pytest.skip("Mosaic does not take it")
+    is_decode = program == "decode"
     rng = np.random.default_rng(head_dim * block_size + is_decode)
-    is_limited = (SHAPES.index(shape) + is_decode) % 2 == 0
-    softcap, window = (30.0, int(rng.integers(1, 700))) if is_limited else (None, None)
+    turn = SHAPES.index(shape) + is_decode
+    softcap, window = (30.0, jnp.int32(rng.integers(1, 700))) if turn % 2 == 0 else (None, None)
+    sinks = None if on_mosaic or turn % 3 else jnp.asarray(rng.normal(size=heads[0]) * 3, jnp.float32)
     new = [1] * 37 if is_decode else rng.permutation([*rng.integers(1, 300, 6), 1, 1, 1, 2, 3, 5]).tolist()
     context = [n + int(before) for n, before in zip(new, rng.integers(0, 2500, len(new)), strict=True)]
     inputs = draw(rng, new, context, heads, head_dim, block_size)
-    scale = head_dim**-0.5
-    exact = np.asarray(attend_plainly(*inputs, window, scale=scale, softcap=softcap), np.float64)[: sum(new)]
-    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-        cast = (inputs[0].astype(dtype), inputs[1].astype(dtype), *inputs[2:])
-        out = np.asarray(attend(cast, scale, window, softcap), np.float64)
-        assert np.isfinite(out).all()
-        out = out[: sum(new)]
-        if dtype == jnp.float32:
-            np.testing.assert_allclose(out, exact, rtol=2e-5, atol=2e-5)
-            continue
-        plain = np.asarray(attend_plainly(*cast, window, scale=scale, softcap=softcap), np.float64)[: sum(new)]
-        own_error = np.linalg.norm(plain - exact) / np.linalg.norm(exact)
-        assert np.linalg.norm(out - exact) / np.linalg.norm(exact) <= 1.5 * own_error
+    options = {"scale": head_dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
+    attend = compile_version("mosaic" if on_mosaic else "triton")
+    assert_within_the_references_own_rounding(attend, inputs, sum(new), **options)
 
 
+@pytest.mark.parametrize("sinks", [None, (1.5, -2.0, 8.0, 0.0, 4.0, -9.0, 2.0, 11.0)], ids=["plain", "sinks"])
+@pytest.mark.parametrize(
+    ("new", "context"),
+    [((1,) * 4, (131_072, 1, 0, 517)), ((1, 130, 3, 0), (131_072, 4_000, 90_000, 0)), ((40, 1), (131_072, 9))],
+    ids=["decode", "mixed", "chunk"],
+)
 @pytest.mark.skipif(not ON_GPU, reason="takes minutes in the interpreter")
-def test_contexts_of_128k_beside_short_ones(attend):
-    rng = np.random.default_rng(5)
-    for new, context in (([1] * 4, [131_000, 1, 0, 517]), ([1, 130, 3], [131_000, 4_000, 90_000])):
-        inputs = draw(rng, new, context, (8, 2), 128, 16)
-        exact = np.asarray(attend_plainly(*inputs, None, scale=0.09, softcap=None), np.float64)[: sum(new)]
-        out = np.asarray(attend(inputs, 0.09), np.float64)
-        assert np.isfinite(out).all()
-        np.testing.assert_allclose(out[: sum(new)], exact, rtol=5e-5, atol=2e-5)
+def test_contexts_of_128k_beside_short_ones(new, context, sinks, attend):
+    inputs = draw(np.random.default_rng(5), new, context, (8, 2), 128, 16)
+    sinks = None if sinks is None else jnp.asarray(sinks, jnp.float32)
+    assert_within_the_references_own_rounding(attend, inputs, sum(new), tolerance=5e-5, scale=0.09, sinks=sinks)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies the bits of bfloat16 numbers")
 def test_bfloat16_cases_equal_dense_attention(attention_case, make_attention_inputs, dense_attention, attend):
     case = attention_case
     inputs = make_attention_inputs(case, ml_dtypes.bfloat16)
-    out = attend(poison(inputs), 0.25, case.window, case.softcap)
+    out = attend(poison(inputs), **case.options)
     assert out.dtype == jnp.bfloat16
-    assert_equal_where_real(out, dense_attention(inputs, 0.25, case.window, case.softcap), 3e-2)
+    assert_equal_where_real(out, dense_attention(inputs, **case.options), 3e-2)

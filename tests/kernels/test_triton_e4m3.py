@@ -28,10 +28,10 @@ def triton_version(operation):
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "softcap"))
-def attend(query, kv_cache, layer, table, start, length, window, scale, softcap):
+def attend(query, kv_cache, layer, table, start, length, window=None, sinks=None, *, scale, softcap=None):
     with poisoned_results():
         return triton_version("paged_attention")(
-            query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap
+            query, kv_cache, layer, table, start, length, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
 
 
@@ -56,27 +56,27 @@ def assert_equal_where_real(out, expected, tolerance):
 def test_every_case_equals_dense_attention_over_what_is_stored(attention_case, make_attention_inputs, dense_attention):
     case = attention_case
     inputs = in_8_bits(make_attention_inputs(case))
-    scale = case.head_dim**-0.5
-    window = None if case.window is None else jnp.int32(case.window)
-    expected = dense_attention(as_floats(inputs), scale, case.window, case.softcap)
-    out = attend(*inputs, window, scale=scale, softcap=case.softcap)
+    expected = dense_attention(as_floats(inputs), **case.options)
+    out = attend(*inputs, **case.options)
     assert out.dtype == jnp.float32
     assert_equal_where_real(out, expected, 2e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths"])
+@pytest.mark.parametrize(
+    "name", ["mixed_gqa7_of_128_with_a_window", "decode_of_skewed_lengths", "decode_of_64_with_sinks"]
+)
 def test_queries_of_16_bits_are_multiplied_in_float16(name, dtype, case_named, make_attention_inputs, dense_attention):
     if dtype == jnp.bfloat16 and not ON_GPU:
         pytest.skip("the interpreter multiplies the bits of bfloat16 numbers")
     case = case_named(name)
     inputs = in_8_bits(make_attention_inputs(case))
     inputs = inputs._replace(query=np.asarray(jnp.asarray(inputs.query, dtype)))
-    window = None if case.window is None else jnp.int32(case.window)
-    out = attend(*inputs, window, scale=0.125, softcap=None)
+    options = case.options | {"scale": 0.125}
+    out = attend(*inputs, **options)
     assert out.dtype == dtype
     tolerance = 3e-3 if dtype == jnp.float16 else 1e-2
-    assert_equal_where_real(out, dense_attention(as_floats(inputs), 0.125, case.window, None), tolerance)
+    assert_equal_where_real(out, dense_attention(as_floats(inputs), **options), tolerance)
 
 
 def every_kind(shape, dtype=np.float32):
@@ -171,9 +171,38 @@ def test_random_odd_sizes_equal_the_reference_over_what_is_stored(shape, is_deco
     kv_cache = narrow(jax.random.normal(keys[1], (2, per_request.sum() + 1, 2, K, block_size, H)), E4M3)
     start = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
     rest = (kv_cache, jnp.int32(1), table, start, context)
-    with jax.default_matmul_precision("highest"):
-        plain = jax.jit(functools.partial(reference.paged_attention, scale=H**-0.5), compiler_options=QUICKLY)
-        exact = np.asarray(plain(query, *rest), np.float64)
-    for dtype, tolerance in ((jnp.float32, 2e-5), (jnp.bfloat16, 6e-3), (jnp.float16, 1.5e-3)):
-        out = np.asarray(attend(query.astype(dtype), *rest, None, scale=H**-0.5, softcap=None), np.float64)
-        assert np.linalg.norm(out - exact) / np.linalg.norm(exact) < tolerance
+    sinks = jnp.asarray(rng.normal(size=N) * 3, jnp.float32) if SHAPES.index(shape) % 2 == is_decode else None
+    assert_within_the_references_own_rounding(query, rest, sinks)
+
+
+def assert_within_the_references_own_rounding(query, rest, sinks):
+    """In float32 equal to the reference; in 16 bits at most 1.5 times as far from it as the reference itself is."""
+    scale = query.shape[2] ** -0.5
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def plain(query, *rest):
+        with jax.default_matmul_precision("highest"):
+            return reference.paged_attention(query, *rest, scale=scale, sinks=sinks)
+
+    exact = np.asarray(plain(query, *rest), np.float64)
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        cast = query.astype(dtype)
+        out = np.asarray(attend(cast, *rest, None, sinks, scale=scale), np.float64)
+        own_error = np.linalg.norm(np.asarray(plain(cast, *rest), np.float64) - exact)
+        limit = 2e-5 * np.linalg.norm(exact) if dtype == jnp.float32 else 1.5 * own_error
+        assert np.linalg.norm(out - exact) <= limit, (dtype, limit / np.linalg.norm(exact))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="takes minutes in the interpreter")
+@pytest.mark.parametrize("new", [(1, 1), (1, 40)], ids=["decode", "mixed"])
+def test_a_context_of_128k_of_8_bit_numbers(new):
+    context, block_size, K, H = np.asarray([131_072, 300], np.int32), 16, 2, 128
+    num_blocks = -(-context // block_size)
+    table = np.zeros((2, num_blocks.max()), np.int32)
+    blocks = np.random.default_rng(1).permutation(np.arange(1, num_blocks.sum() + 1))
+    table[0], table[1, : num_blocks[1]] = blocks[: num_blocks[0]], blocks[num_blocks[0] :]
+    keys = jax.random.split(jax.random.key(1), 2)
+    query = jax.random.normal(keys[0], (sum(new), 8, H))
+    kv_cache = narrow(jax.random.normal(keys[1], (1, len(blocks) + 1, 2, K, block_size, H)), E4M3)
+    start = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+    assert_within_the_references_own_rounding(query, (kv_cache, jnp.int32(0), table, start, context), None)

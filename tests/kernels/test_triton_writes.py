@@ -104,6 +104,36 @@ def test_rope_kv_write_finds_bias_and_norms_among_those_of_all_layers():
         np.testing.assert_array_equal(cache_again[:, 1:], cache[:, 1:])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    jax.default_backend() != "gpu", reason="compared in bfloat16, which the interpreter rounds otherwise"
+)
+@pytest.mark.parametrize("name", CASES)
+def test_rope_kv_write_in_bfloat16_is_within_the_references_own_rounding(name):
+    case = CASES[name]
+    K, G, H, R = (case[key] for key in "KGHR")
+    rng = np.random.default_rng(H - R)
+    qkv, angle = normal(rng, (500, K, G + 2, H)), rng.uniform(0, 100, size=(500, R))
+    cos, sin = jnp.asarray(np.cos(angle), jnp.float32), jnp.asarray(np.sin(angle), jnp.float32)
+    options = {"bias": normal(rng, (K, G + 2, H))} if case.get("bias") else {}
+    if case.get("norms"):
+        options |= {"q_norm": normal(rng, (H,)), "k_norm": normal(rng, (H,))}
+    slot = jnp.arange(500) + 8
+
+    def run(version, dtype):
+        given = {key: value.astype(dtype) for key, value in options.items()}
+        cache = jnp.zeros((1, 64, 2, K, 8, H), dtype)
+        written = jax.jit(version, static_argnames=("eps", "norm_offset"))(
+            cache, 0, qkv.astype(dtype), cos, sin, slot // 8, slot % 8,
+            **given, eps=1e-6, norm_offset=case.get("norm_offset", 0.0),
+        )  # fmt: skip
+        return np.concatenate([np.asarray(array, np.float64).ravel() for array in written])
+
+    exact = run(rope_kv_write, jnp.float32)
+    own_error = np.linalg.norm(run(rope_kv_write, jnp.bfloat16) - exact)
+    assert np.linalg.norm(run(fast("rope_kv_write"), jnp.bfloat16) - exact) <= 1.5 * own_error
+
+
 def test_a_donated_cache_is_updated_in_place():
     cache = jnp.zeros((L, P, 2, 1, C, 64), jnp.float16)
     write = jax.jit(fast("kv_write"), donate_argnums=0)

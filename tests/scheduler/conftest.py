@@ -7,6 +7,7 @@ import pytest
 
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.request import Request
 from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -19,10 +20,11 @@ def _scheduler(
     num_blocks: int = 65,
     block_size: int = 2,
     windows: tuple[int | None, ...] = (None,),
+    pace: Pace | None = None,
     **options: Any,
 ) -> Scheduler:
     config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=max_model_len, **options)
-    return Scheduler(config, BlockPool(num_blocks, block_size), KVGroups(windows))
+    return Scheduler(config, BlockPool(num_blocks, block_size), KVGroups(windows), pace)
 
 
 def _add(

@@ -17,5 +17,10 @@ def test_a_limit_too_small_to_serve_anything_is_refused(name: str, value: int, l
 
 
 def test_the_policy_must_be_a_known_one():
-    with pytest.raises(ValueError, match="'lottery'; known: cache-aware, cache-aware-priority, fcfs, priority"):
+    with pytest.raises(ValueError, match="known: cache-aware, cache-aware-priority, fcfs, longest-first, priority"):
         replace(GOOD, policy="lottery")
+
+
+def test_step_sizes_must_ascend():
+    with pytest.raises(ValueError, match=r"step_sizes must ascend, got \(8, 4\)"):
+        replace(GOOD, step_sizes=(8, 4))

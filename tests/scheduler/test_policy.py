@@ -3,6 +3,7 @@ import pytest
 from jaxllm.scheduler.policy import (
     FCFS,
     CacheAware,
+    LongestFirst,
     Policy,
     Priority,
     policy_named,
@@ -50,6 +51,15 @@ def test_priority_takes_the_lowest_number_first_and_then_the_oldest():
     for request in _requests(1, 0, 2, 0, 1):
         policy.push(request)
     assert _names(policy) == ["1", "3", "0", "4", "2"]
+
+
+def test_longest_first_goes_by_what_a_request_may_generate_and_then_by_arrival():
+    policy = LongestFirst()
+    requests = [Request(str(i), [1], length, order=i) for i, length in enumerate((5, 9, 5, 30))]
+    for request in requests:
+        policy.push(request)
+    assert _names(policy) == ["3", "1", "0", "2"]
+    assert policy.victim([requests[3], requests[1], requests[0], requests[2]], 1) == 3
 
 
 def test_a_waiting_request_may_leave_from_the_middle_and_only_once():
@@ -130,6 +140,6 @@ def test_nothing_heads_an_empty_queue():
 
 
 def test_an_unknown_policy_is_refused_with_the_known_names():
-    message = "unknown scheduling policy 'lottery'; known: cache-aware, cache-aware-priority, fcfs, priority"
+    message = "policy 'lottery'; known: cache-aware, cache-aware-priority, fcfs, longest-first, priority"
     with pytest.raises(ValueError, match=message):
         policy_named("lottery")

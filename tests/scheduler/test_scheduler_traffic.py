@@ -19,6 +19,7 @@ from jaxllm.scheduler import kv_cache
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_cache import KVCache
 from jaxllm.scheduler.kv_groups import KVGroups
+from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.request import Request, RequestUpdate
 from jaxllm.scheduler.roster import Roster
 from jaxllm.scheduler.scheduler import AdmissionError, ScheduledBatch, Scheduler, SchedulerConfig
@@ -27,6 +28,8 @@ from jaxllm.scheduler.siblings import Siblings
 VOCAB = 16
 MAX_MODEL_LEN = 24
 PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 5, 5, 5, 5, 5], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]]
+SIZES = [(), (4, 8, 12)]  # that steps fill
+TARGETS = [None, None, 0.5, 2.5]  # seconds between tokens; what a step takes has no sense here, but stays under 5
 TENANTS: list[tuple[str | None, tuple[str, ...]]] = [(None, ()), ("salt", ()), (None, ("adapter",))]
 
 type Windows = tuple[int | None, ...]
@@ -125,7 +128,14 @@ class Traffic:
     """An engine that is at most one step ahead of the host, and the record of what its users saw."""
 
     def __init__(
-        self, seqs: int, budget: int, num_blocks: int, block_size: int, windows: Windows, **options: Any
+        self,
+        seqs: int,
+        budget: int,
+        num_blocks: int,
+        block_size: int,
+        windows: Windows,
+        target: float | None = None,
+        **options: Any,
     ) -> None:
         self.config = SchedulerConfig(
             max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN, **options
@@ -133,13 +143,15 @@ class Traffic:
         self.shape = (num_blocks, block_size)
         self.windows = windows
         self.pool = BlockPool(*self.shape)
-        self.scheduler = Scheduler(self.config, self.pool, KVGroups(windows))
+        self.pace = None if target is None else Pace(target, lambda _: SIZES[1], lambda num_requests: num_requests)
+        self.scheduler = Scheduler(self.config, self.pool, KVGroups(windows), self.pace)
         self.device = PagedDevice(self.pool, windows, seqs)
         self.in_flight: list[tuple[ScheduledBatch, list[int]]] = []
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.started: set[str] = set()
+        self.tables: dict[int, tuple[Request, int]] = {}  # of rows: whose, and how long, as batches tell
         self.may_be_overtaken: set[str] = set()
         self.cached_tokens: dict[str, int] = {}
         self.now = 0.0
@@ -168,6 +180,9 @@ class Traffic:
             assert self.in_flight or not self.scheduler.has_work, "the scheduler is stuck"
             return
         assert not self.scheduler.is_paused
+        if self.pace is not None:
+            is_decode, context = batch.num_tokens == len(batch.items), sum(i.start + i.count for i in batch.items)
+            self.pace.time.observe(batch.num_tokens, is_decode, context, batch.num_tokens % 5)
         assert 0 < batch.num_tokens <= self.config.max_num_batched_tokens
         assert max(item.count for item in batch.items) <= self.config.largest_chunk
         assert batch.num_tokens - len(batch.items) <= self.config.prefill_share
@@ -176,7 +191,10 @@ class Traffic:
         self.seen["preempted"] += len(batch.preempted)
         self.seen["preempted with a token on its way"] += sum(r.num_in_flight > 0 for r in batch.preempted)
         self.seen["copied"] += len(batch.copies)
+        for request in (*batch.admitted, *batch.grown):
+            self.tables[request.row or 0] = (request, len(request.block_tables[0]))
         for item in batch.items:
+            assert self.tables[item.row] == (item.request, len(item.request.block_tables[0])), "it grew in secret"
             name = item.request.request_id
             if name not in self.started:
                 self._start(item.request)
@@ -188,10 +206,14 @@ class Traffic:
         self.started.add(request.request_id)
         if "cache" in str(self.config.policy):
             return
-        rank = (request.priority if self.config.policy == "priority" else 0, int(request.request_id))
+        rank = self._rank(request)
         for name in self.requests.keys() - self.started - self.ends.keys() - self.may_be_overtaken:
             other = self.requests[name]
-            assert rank < (other.priority if self.config.policy == "priority" else 0, int(name)), "one was overtaken"
+            assert rank < self._rank(other), "one was overtaken"
+
+    def _rank(self, request: Request) -> tuple[int, int]:
+        of_policy = {"priority": request.priority, "longest-first": -request.max_new_tokens}
+        return of_policy.get(str(self.config.policy), 0), int(request.request_id)
 
     def update(self) -> None:
         self._record(self.scheduler.update(*self.in_flight.pop(0)))
@@ -299,7 +321,7 @@ class Traffic:
 
 
 WINDOWS: list[Windows] = [(None,), (None, None), (None, 4), (3, None, 1), (2, 5), (6,)]
-POLICIES = ["fcfs", "priority", "cache-aware", "cache-aware-priority"]
+POLICIES = ["fcfs", "priority", "longest-first", "cache-aware", "cache-aware-priority"]
 PROMPTS = st.tuples(
     st.sampled_from(PREFIXES), st.integers(0, 10), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)
 ).map(lambda parts: parts[0][: parts[1]] + parts[2])
@@ -318,6 +340,8 @@ class RandomTraffic(RuleBasedStateMachine):
         windows=st.sampled_from(WINDOWS),
         policy=st.sampled_from(POLICIES),
         caps=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+        sizes=st.sampled_from(SIZES),
+        tpot=st.sampled_from(TARGETS),
         caching=st.booleans(),
     )
     def start(
@@ -329,6 +353,8 @@ class RandomTraffic(RuleBasedStateMachine):
         windows: Windows,
         policy: str,
         caps: tuple[int, int],
+        sizes: tuple[int, ...],
+        tpot: float | None,
         caching: bool,
     ) -> None:
         self.traffic = Traffic(
@@ -337,9 +363,11 @@ class RandomTraffic(RuleBasedStateMachine):
             num_blocks,
             block_size,
             windows,
+            tpot,
             policy=policy,
             long_prefill_token_threshold=caps[0],
             max_prefill_tokens=caps[1],
+            step_sizes=sizes,
             enable_prefix_caching=caching,
         )
 
@@ -459,10 +487,12 @@ def _long_traffic(seed: int) -> Counter[str]:
         num_blocks=rng.randint(8, 60),
         block_size=rng.randint(1, 4),
         windows=rng.choice(WINDOWS),
+        target=rng.choice(TARGETS),
         policy=rng.choice(POLICIES),
         enable_prefix_caching=rng.random() < 0.7,
         long_prefill_token_threshold=rng.choice([0, 0, 3]),
         max_prefill_tokens=rng.choice([0, 0, 2]),
+        step_sizes=rng.choice(SIZES),
     )
     for _ in range(200):
         action = rng.random()

@@ -1,5 +1,6 @@
 """Budget shares, preemption under pressure, and what a step costs in operations."""
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -124,6 +125,7 @@ def _lines_of_a_step(make_scheduler: MakeScheduler, running: int, caching: bool)
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # others may have hooked functions into it, whose lines would count
     for _ in range(16):
         sys.settrace(trace)
         batch = _schedule(scheduler)
@@ -132,6 +134,7 @@ def _lines_of_a_step(make_scheduler: MakeScheduler, running: int, caching: bool)
         sys.settrace(trace)
         scheduler.update(batch, [7] * running)
         sys.settrace(before)
+    gc.enable()
     return count / 16
 
 
