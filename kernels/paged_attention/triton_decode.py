@@ -198,7 +198,7 @@ def decode(
     layer_1 = jnp.asarray(layer, jnp.int32).reshape(1)
     window_1 = layer_1 if window is None else jnp.asarray(window, jnp.int32).reshape(1)
     has_sinks = sinks is not None
-    sinks_N = jnp.zeros(N, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
+    sinks_N = layer_1 if sinks is None else sinks.astype(jnp.float32)
     operands = (query, kv_cache, layer_1, block_table, query_start, context_len, chunks.chunk, window_1, sinks_N, M, P)
     out_type = jax.ShapeDtypeStruct(query.shape, query.dtype)
     part = (W, K, rows) if is_split else (1, 1, 1)

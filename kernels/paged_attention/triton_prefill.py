@@ -184,7 +184,7 @@ def prefill(
         block_table,
         tiles,
         window_1,
-        jnp.zeros(N, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
+        layer_1 if sinks is None else sinks.astype(jnp.float32),
         block_table.shape[1],
         P,
         results=(jax.ShapeDtypeStruct(query.shape, query.dtype),),

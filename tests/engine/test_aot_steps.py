@@ -28,14 +28,15 @@ SHAPES = Path(step_compiler.__file__).parents[1] / "models" / "shapes"
 DECODE, MIXED = StepShape(64, 64, 1024, "greedy"), StepShape(512, 16, 1024, "greedy")
 NUM_BLOCKS = 4096
 
-# What a layer launches at most, of kernels and of copies that are nodes of a graph. A decode layer: two norms with the
-# sums before them, four products, rope with the write, attention over chunks, their sum, the gated activation. A mixed
-# layer has a second attention kernel, and makes its lists of chunks and tiles anew (11, though they are all the same).
-# Whoever makes it less lowers the number.
+# What a layer launches at most, of kernels and of copies that are nodes of a graph. A decode layer: two norms, four
+# products, rope with the write, attention over chunks, their sum, the gated activation; and, where the table of
+# measured products has another kernel than cuBLASLt, the sum of a split product (8B: q|k|v) and the residual's. A mixed
+# layer has a second attention kernel, and makes its lists of chunks and tiles anew (11, though they are the same for
+# every layer). Whoever makes it less lowers the number.
 MOST_LAUNCHES = {
-    ("llama-3.1-8b", DECODE): 10,
-    ("llama-3.1-8b", MIXED): 26,
-    ("qwen3-0.6b", DECODE): 10,
+    ("llama-3.1-8b", DECODE): 12,
+    ("llama-3.1-8b", MIXED): 28,
+    ("qwen3-0.6b", DECODE): 11,
     ("qwen3-0.6b", MIXED): 25,
 }
 MODELS = ("llama-3.1-8b", "qwen3-0.6b")

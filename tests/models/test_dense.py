@@ -9,9 +9,11 @@ import pytest
 
 from jaxllm.config.engine_args import engine_args
 from jaxllm.engine.build import find_model
+from jaxllm.kernels.paged_attention.reference import paged_attention
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
+from jaxllm.models import dense
 from jaxllm.models.decoder import Kernels
 from jaxllm.models.dense import make_dense_logits, stack_layers, unstack_layers
 from jaxllm.models.forward import build_program
@@ -77,3 +79,16 @@ def test_separate_layers_are_stacked_and_back(golden):
     assert jax.tree.structure(back) == jax.tree.structure(separate)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), back, separate)))
     assert stack_layers(stacked) is not separate
+
+
+def test_dense_attention_takes_sinks_windows_and_softcaps_as_paged_attention_does():
+    S, N, K, H = 21, 6, 2, 16
+    rng = np.random.default_rng(0)
+    q_SNH = jnp.asarray(rng.normal(size=(S, N, H)), jnp.float32)
+    k_SKH, v_SKH = jnp.asarray(rng.normal(size=(2, S, K, H)), jnp.float32)
+    cache = jnp.pad(jnp.stack([k_SKH, v_SKH]), ((0, 0), (0, 11), (0, 0), (0, 0))).reshape(2, 4, 8, K, H)
+    place = (0, jnp.arange(4, dtype=jnp.int32)[None], jnp.asarray([0, S]), jnp.asarray([S]))
+    options = {"scale": 0.3, "window": 9, "softcap": 4.0, "sinks": jnp.asarray([3.0, -1, 0.5, 9, -20, -jnp.inf])}
+    expected = paged_attention(q_SNH, cache.transpose(1, 0, 3, 2, 4)[None], *place, **options)
+    out = dense._attend(q_SNH, (k_SKH, v_SKH), *place, **options)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
