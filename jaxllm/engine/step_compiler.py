@@ -25,6 +25,10 @@ from jaxllm.models.forward import Weights, weights_tree
 logger = logging.getLogger(__name__)
 
 
+# Tracing and lowering are Python: two threads at once take as long, and leave less of its time to whoever serves.
+_tracing = Lock()
+
+
 class SamplerSettings(NamedTuple):
     """What every sampler of an engine is compiled with."""
 
@@ -91,7 +95,7 @@ class StepCompiler:
         with self._lock:
             compiled = [key for key in self._compiled if isinstance(key, StepShape)]
         holding = [other for other in compiled if other.holds(shape) and self._is_ready(other)]
-        return min(holding, key=lambda s: (s.num_tokens, s.num_requests, s.table_width), default=shape)
+        return min(holding, key=lambda s: (*s[:3], s.variant != shape.variant), default=shape)
 
     def warm_up(self, shapes: Iterable[StepShape | SamplerShape], num_threads: int) -> None:
         """Begins to compile programs ahead of their use, in this order, in threads of its own."""
@@ -182,7 +186,9 @@ def compile_step(program: StepProgram, shape: StepShape, num_blocks: int, num_ro
     packed = _whole(program, (packed_size(shape, program.num_groups),), jnp.int32)
     donated = (1, 2) if shape.variant == "greedy" else (1,)
     step = jax.jit(make_step(program, shape), donate_argnums=donated)
-    return step.lower(abstract_weights(program), kv, rows, packed).compile(compiler_options(program))
+    with _tracing:
+        lowered = step.lower(abstract_weights(program), kv, rows, packed)
+    return lowered.compile(compiler_options(program))
 
 
 def compile_sampler(
@@ -197,7 +203,9 @@ def compile_sampler(
     packed = _whole(program, (layout.packed_size,), jnp.int32)
     donated = (1, 2) if shape.penalties else (1,)
     sampler = jax.jit(make_sampler(program, layout, settings.logprobs_mode), donate_argnums=donated)
-    return sampler.lower(logits, rows, *counts, packed).compile(compiler_options(program))
+    with _tracing:
+        lowered = sampler.lower(logits, rows, *counts, packed)
+    return lowered.compile(compiler_options(program))
 
 
 def compile_prompt_scorer(
@@ -208,7 +216,9 @@ def compile_prompt_scorer(
     hidden = _whole(program, (num_tokens, cfg.d_model), jnp.dtype(cfg.dtype))
     chosen = _whole(program, (2, num_scored), jnp.int32)
     scorer = jax.jit(make_prompt_scorer(program, num_best, settings.logprobs_mode))
-    return scorer.lower(abstract_weights(program), hidden, chosen).compile(compiler_options(program))
+    with _tracing:
+        lowered = scorer.lower(abstract_weights(program), hidden, chosen)
+    return lowered.compile(compiler_options(program))
 
 
 def _whole(program: StepProgram, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

@@ -46,6 +46,18 @@ def test_a_stop_drops_what_is_not_begun_and_waits_for_the_rest():
     warm_up.stop()
 
 
+def test_threads_take_turns_more_often_until_the_last_warm_up_has_ended():
+    usual, go_on = sys.getswitchinterval(), [threading.Event(), threading.Event()]
+    warm_ups = [WarmUp(lambda key, i=i: go_on[i].wait(10), [0], 1, lambda: None) for i in range(2)]
+    assert sys.getswitchinterval() < usual / 10
+    go_on[0].set()
+    assert warm_ups[0].wait(10)
+    assert sys.getswitchinterval() < usual / 10
+    go_on[1].set()
+    assert warm_ups[1].wait(10)
+    assert sys.getswitchinterval() == usual
+
+
 def test_the_interpreter_ends_though_nobody_stops_it():
     program = (
         "import time; from jaxllm.engine.warm_up import WarmUp\n"
