@@ -21,6 +21,7 @@ class WarmUp[T]:
     """Calls `make` with each of the keys, then `finish`; an error is logged, and left to whoever asks for the key."""
 
     def __init__(self, make: Callable[[T], object], keys: Iterable[T], num_threads: int, finish: Callable[[], object]):
+        self.is_stopping = threading.Event()
         self._make, self._finish = make, finish
         self._left = deque(keys)
         self._done = threading.Event()
@@ -31,12 +32,16 @@ class WarmUp[T]:
         self._num_working = len(threads)
         self._gate = threading.Lock()
         # A daemon thread inside XLA would crash the interpreter's end, a plain one would hold it up until all is made.
-        self._end = weakref.finalize(self, _end, self._left, threads)
-        if not threads:
+        self._end = weakref.finalize(self, _end, self.is_stopping, self._left, threads)
+        self._threads = threads
+
+    def start(self) -> None:
+        """Begins."""
+        if self._threads:
+            _turns.shorten()
+        else:
             self._end_all()
-            return
-        _turns.shorten()
-        for thread in threads:
+        for thread in self._threads:
             thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -54,6 +59,8 @@ class WarmUp[T]:
                 try:
                     self._make(key)
                 except Exception as error:
+                    if self.is_stopping.is_set():
+                        continue
                     lines = str(error).strip().splitlines() or ["no message"]
                     logger.warning("%s did not compile ahead: %s: %s", key, type(error).__name__, lines[0])
         except IndexError:
@@ -94,7 +101,8 @@ class _Turns:
 _turns = _Turns()
 
 
-def _end(left: deque, threads: list[threading.Thread]) -> None:
+def _end(is_stopping: threading.Event, left: deque, threads: list[threading.Thread]) -> None:
+    is_stopping.set()
     left.clear()
     for thread in threads:
         thread.join()

@@ -128,3 +128,23 @@ def test_progress_says_how_many_are_ready_and_when_all_were(gates):
     gates[decode(1)].set()
     assert compiler.wait(10)
     assert compiler.progress(compiler.finished or 0.0) == "all 2 after 0.0 s"
+
+
+def test_a_close_waits_for_what_is_compiled_and_traces_nothing_more(monkeypatch, caplog):
+    traced, begun, go_on = [], threading.Event(), threading.Event()
+
+    def compile_program(program, shape, *rest) -> Program:
+        with rest[-1]:
+            traced.append(shape)
+            begun.set()
+            assert go_on.wait(10)
+        return Program()
+
+    monkeypatch.setattr(step_compiler, "compile_step", compile_program)
+    compiler = StepCompiler(None, 8, 4, SamplerSettings())  # pyright: ignore[reportArgumentType]
+    compiler.warm_up([decode(size) for size in range(1, 9)], 4)
+    assert begun.wait(10)
+    threading.Timer(0.1, go_on.set).start()
+    compiler.close()
+    assert len(traced) == 1
+    assert not caplog.messages
