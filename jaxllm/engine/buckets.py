@@ -42,9 +42,11 @@ class StepShape(NamedTuple):
         return str(self).replace(" ", "_").replace("=", "")
 
     def holds(self, other: "StepShape") -> bool:
-        """Says whether a step of the other shape, padded, can run in this one."""
+        """Says whether a step of the other shape, padded, can run in this one; logits serve a greedy step too."""
+        gives_enough = self.variant == other.variant or (self.variant, other.variant) == ("logits", "greedy")
         return (
-            (self.program, self.variant) == (other.program, other.variant)
+            self.program == other.program
+            and gives_enough
             and self.num_tokens >= other.num_tokens
             and self.num_requests >= other.num_requests
             and self.table_width >= other.table_width
@@ -103,10 +105,10 @@ class Buckets:
         return sorted({*self.decode, *self.mixed_requests})
 
     def covering(self) -> list[StepShape]:
-        """Lists the fewest shapes that together hold every step, those first that take the longest to compile."""
+        """Lists the fewest shapes that together hold every step, the one first that takes longest to compile."""
         width, requests = self.table_widths[-1], self.decode[-1]
-        mixed = [self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], width, v) for v in VARIANTS]
-        return [*mixed, *(self.shape(requests, requests, width, variant) for variant in VARIANTS)]
+        largest = self._mixed(self.mixed_tokens[-1], self.mixed_requests[-1], width, "logits")
+        return [largest, self.shape(requests, requests, width, "logits")]
 
 
 def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int, coarse: bool) -> Buckets:

@@ -394,7 +394,8 @@ def _plan(buckets: Buckets, platform: str) -> tuple[list[StepShape | SamplerShap
     sizes = {shape.num_requests for shape in covering}
     first = [*covering, *(sampler for size in sizes for sampler in usual_samplers(size))]
     rest: list[StepShape | SamplerShape] = []
-    for shape in buckets.plan():
+    # Mixed steps are long: until the last, a sampler of its own costs a greedy one little.
+    for shape in sorted(buckets.plan(), key=lambda s: (s.program, s.variant) == ("mixed", "greedy")):
         rest += usual_samplers(shape.num_requests) if shape.variant == "logits" else ()
         rest.append(shape)
     return first, rest

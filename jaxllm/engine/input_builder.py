@@ -65,7 +65,7 @@ class InputBuilder:
         processors: Mapping[str, LogitsProcessor] | None = None,
         choose: Callable[[StepShape], StepShape] = lambda shape: shape,
     ):
-        """`choose` may give a larger shape that holds the step too, as long as its own is being compiled."""
+        """`choose` may give another shape that holds the step too, as long as its own is being compiled."""
         self._buckets = buckets
         self._choose = choose
         self._num_groups = num_groups
@@ -106,8 +106,9 @@ class InputBuilder:
         variant = "hidden" if prompt else "logits" if self._sampler.is_needed(row_B[samples_B]) else "greedy"
         shape = self._choose(self._buckets.shape(num_tokens, B, width, variant))
         sampling = None
-        if variant != "greedy":
-            sampling = self._sampler.build(items, row_B, context_B, samples_B, shape.num_requests, prompt is not None)
+        if shape.variant != "greedy":
+            always = prompt is not None or variant == "greedy"
+            sampling = self._sampler.build(items, row_B, context_B, samples_B, shape.num_requests, always)
         # Fresh each time: the device may still read the one before.
         packed = np.zeros(packed_size(shape, self._num_groups), np.int32)
         inputs = host_views(packed, shape, self._num_groups)

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,6 +24,11 @@ from jaxllm.engine.warm_up import WarmUp
 from jaxllm.models.forward import Weights, weights_tree
 
 logger = logging.getLogger(__name__)
+
+
+# Tracing and lowering are Python: two threads at once take as long, and leave less of its time to whoever serves.
+_trace_lock = Lock()
+_FREE = nullcontext()
 
 
 class SamplerSettings(NamedTuple):
@@ -63,20 +69,23 @@ class StepCompiler:
     def get(self, shape: StepShape) -> Callable:
         """Gives the forward pass of a shape, compiling it at first use."""
         return self._compiled.get(shape) or self._keep(
-            shape, lambda: compile_step(self.program, shape, self.num_blocks, self.num_rows)
+            shape, lambda: compile_step(self.program, shape, self.num_blocks, self.num_rows, self._tracing())
         )
 
     def get_sampler(self, shape: SamplerShape) -> Callable:
         """Gives the sampler of a shape, compiling it at first use."""
         return self._compiled.get(shape) or self._keep(
-            shape, lambda: compile_sampler(self.program, shape, self.num_rows, self.settings)
+            shape, lambda: compile_sampler(self.program, shape, self.num_rows, self.settings, self._tracing())
         )
 
     def get_prompt_scorer(self, num_tokens: int, num_scored: int, num_best: int) -> Callable:
         """Gives the program that scores so many tokens of a step, compiling it at first use."""
         key = ("prompt scorer", num_tokens, num_scored, num_best)
         return self._compiled.get(key) or self._keep(
-            key, lambda: compile_prompt_scorer(self.program, num_tokens, num_scored, num_best, self.settings)
+            key,
+            lambda: compile_prompt_scorer(
+                self.program, num_tokens, num_scored, num_best, self.settings, self._tracing()
+            ),
         )
 
     def texts(self) -> dict[str, Callable[[], str | None]]:
@@ -96,7 +105,7 @@ class StepCompiler:
         with self._lock:
             compiled = [key for key in self._compiled if isinstance(key, StepShape)]
         holding = [other for other in compiled if other.holds(shape) and self._is_ready(other)]
-        return min(holding, key=lambda s: (s.num_tokens, s.num_requests, s.table_width), default=shape)
+        return min(holding, key=lambda s: (*s[:3], s.variant != shape.variant), default=shape)
 
     def warm_up(self, shapes: Iterable[StepShape | SamplerShape], num_threads: int) -> None:
         """Begins to compile programs ahead of their use, in this order, in threads of its own."""
@@ -104,6 +113,7 @@ class StepCompiler:
         self.num_planned = len(shapes)
         self._planned |= set(shapes)
         self._warm_up = WarmUp(self._make, shapes, num_threads, self._finish)
+        self._warm_up.start()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the end of the warm-up; False if it takes longer than the timeout in seconds."""
@@ -121,6 +131,14 @@ class StepCompiler:
         if self._warm_up is not None:
             self._warm_up.stop()
 
+    @contextmanager
+    def _tracing(self) -> Iterator[None]:
+        """One thread's turn to trace."""
+        with _trace_lock:
+            if self._warm_up is not None and self._warm_up.is_stopping.is_set():
+                raise RuntimeError("the engine was closed")
+            yield
+
     def _make(self, shape: StepShape | SamplerShape) -> None:
         try:
             self.get(shape) if isinstance(shape, StepShape) else self.get_sampler(shape)
@@ -129,8 +147,8 @@ class StepCompiler:
                 self._planned.discard(shape)
 
     def _finish(self) -> None:
-        self.finished = time.perf_counter()
         if not self._planned:
+            self.finished = time.perf_counter()
             logger.info("all %d programs are ready", self.num_planned)
 
     def _is_ready(self, shape: StepShape) -> bool:
@@ -179,7 +197,13 @@ def usual_samplers(num_requests: int) -> tuple[SamplerShape, ...]:
     )
 
 
-def compile_step(program: StepProgram, shape: StepShape, num_blocks: int, num_rows: int) -> jax.stages.Compiled:
+def compile_step(
+    program: StepProgram,
+    shape: StepShape,
+    num_blocks: int,
+    num_rows: int,
+    tracing: AbstractContextManager = _FREE,
+) -> jax.stages.Compiled:
     """Compiles step(weights, kv, rows, packed) of one shape, with kv donated, and rows where it gives new ones."""
     kv_sharding = program.sharding(program.kv_spec())
     kv = jax.ShapeDtypeStruct(program.kv_shape(num_blocks), program.kv_dtype, sharding=kv_sharding)
@@ -187,11 +211,17 @@ def compile_step(program: StepProgram, shape: StepShape, num_blocks: int, num_ro
     packed = _whole(program, (packed_size(shape, program.num_groups),), jnp.int32)
     donated = (1, 2) if shape.variant == "greedy" else (1,)
     step = jax.jit(make_step(program, shape), donate_argnums=donated)
-    return step.lower(abstract_weights(program), kv, rows, packed).compile(compiler_options(program))
+    with tracing:
+        lowered = step.lower(abstract_weights(program), kv, rows, packed)
+    return lowered.compile(compiler_options(program))
 
 
 def compile_sampler(
-    program: StepProgram, shape: SamplerShape, num_rows: int, settings: SamplerSettings
+    program: StepProgram,
+    shape: SamplerShape,
+    num_rows: int,
+    settings: SamplerSettings,
+    tracing: AbstractContextManager = _FREE,
 ) -> jax.stages.Compiled:
     """Compiles sample(logits, rows, [counts,] packed) of one shape, with rows and counts donated."""
     vocab_size = program.decoder.cfg.vocab_size
@@ -202,18 +232,27 @@ def compile_sampler(
     packed = _whole(program, (layout.packed_size,), jnp.int32)
     donated = (1, 2) if shape.penalties else (1,)
     sampler = jax.jit(make_sampler(program, layout, settings.logprobs_mode), donate_argnums=donated)
-    return sampler.lower(logits, rows, *counts, packed).compile(compiler_options(program))
+    with tracing:
+        lowered = sampler.lower(logits, rows, *counts, packed)
+    return lowered.compile(compiler_options(program))
 
 
 def compile_prompt_scorer(
-    program: StepProgram, num_tokens: int, num_scored: int, num_best: int, settings: SamplerSettings
+    program: StepProgram,
+    num_tokens: int,
+    num_scored: int,
+    num_best: int,
+    settings: SamplerSettings,
+    tracing: AbstractContextManager = _FREE,
 ) -> jax.stages.Compiled:
     """Compiles score(weights, hidden, index_and_token) for so many tokens of a step."""
     cfg = program.decoder.cfg
     hidden = _whole(program, (num_tokens, cfg.d_model), jnp.dtype(cfg.dtype))
     chosen = _whole(program, (2, num_scored), jnp.int32)
     scorer = jax.jit(make_prompt_scorer(program, num_best, settings.logprobs_mode))
-    return scorer.lower(abstract_weights(program), hidden, chosen).compile(compiler_options(program))
+    with tracing:
+        lowered = scorer.lower(abstract_weights(program), hidden, chosen)
+    return lowered.compile(compiler_options(program))
 
 
 def _whole(program: StepProgram, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

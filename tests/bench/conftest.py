@@ -25,7 +25,7 @@ def tiny(golden: Path) -> EngineArgs:
 @pytest.fixture
 def bench(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Calls `jaxllm bench` with flags; gives its JSON and its output."""
-    monkeypatch.setattr("jaxllm.bench.session.prepare_environment", lambda environment: None)
+    monkeypatch.setattr("jaxllm.bench.session.prepare_environment", lambda environment, has_store: None)
 
     def call(command: str, *flags: str) -> tuple[dict[str, Any], str]:
         file = tmp_path / "out.json"

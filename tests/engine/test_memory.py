@@ -10,8 +10,19 @@ from hypothesis import strategies as st
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.engine import memory
-from jaxllm.engine.memory import above_on_grid, block_bytes, on_grid, plan_memory, show_bytes, tree_bytes
+from jaxllm.engine.memory import (
+    above_on_grid,
+    block_bytes,
+    on_grid,
+    plan_memory,
+    show_bytes,
+    temporaries_bound,
+    tree_bytes,
+)
 from jaxllm.models.config import LayerKind, ModelConfig, RopeConfig
+from jaxllm.models.read_config import read_config
+from jaxllm.models.registry import find_family
+from jaxllm.models.shapes import find_shape
 
 GIB = 1 << 30
 MODEL = ModelConfig(
@@ -192,3 +203,13 @@ def test_bytes_are_counted_and_shown():
         "1.50 GiB",
     ]
     assert show_bytes(5 << 40) == "5120.00 GiB"
+
+
+def test_the_bound_of_the_temporaries_is_above_what_compiled_programs_took_and_not_twice_as_much():
+    # Compiled for an H200: largest temporary of the scanned step, and its logits; see docs/log.md.
+    shape = find_shape("llama-3.1-8b")
+    assert shape is not None
+    config = dataclasses.replace(read_config(find_family(shape)[1], shape), dtype="bfloat16")
+    for num_tokens, num_requests, taken in ((8192, 256, 741 + 125), (2048, 256, 90 + 125), (512, 16, 78 + 8)):
+        bound = temporaries_bound(config, num_tokens, num_requests) / 2**20
+        assert taken < bound < 2 * taken + 256

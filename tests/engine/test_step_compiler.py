@@ -66,18 +66,26 @@ def test_the_smallest_compiled_shape_that_holds_the_step_stands_in_for_its_own(g
     compiler.close()
 
 
-def test_only_a_shape_of_the_same_program_and_variant_and_of_no_lesser_size_stands_in(gates):
+def test_only_a_shape_of_the_same_program_that_gives_enough_and_is_no_smaller_stands_in(gates):
     gates, _ = gates
-    ready = [
-        StepShape(32, 16, 64, "greedy"),
-        decode(16, "logits"),
-        decode(16, width=32),
-        decode(2),
-        *usual_samplers(16),
-    ]
-    compiler = compiler_of([*ready, decode(4)], gates, [decode(4)])
-    assert compiler.stand_in(decode(4)) == decode(4)
+    ready = [StepShape(32, 16, 64, "logits"), decode(16), decode(16, "logits", width=32), decode(2, "logits")]
+    compiler = compiler_of([*ready, decode(4, "logits")], gates, [decode(4, "logits")])
+    assert compiler.stand_in(decode(4, "logits")) == decode(4, "logits")
+    gates[decode(4, "logits")].set()
+    compiler.close()
+
+
+def test_logits_and_a_sampler_stand_in_for_a_greedy_step_unless_a_greedy_shape_is_as_small(gates):
+    gates, _ = gates
+    compiler = compiler_of(
+        [decode(1), decode(4), decode(8, "logits"), decode(8)], gates, [decode(1), decode(4), decode(8)]
+    )
+    assert compiler.stand_in(decode(1)) == decode(8, "logits")
+    gates[decode(8)].set()
+    compiler.get(decode(8))
+    assert compiler.stand_in(decode(1)) == decode(8)
     gates[decode(4)].set()
+    gates[decode(1)].set()
     compiler.close()
 
 
@@ -120,3 +128,23 @@ def test_progress_says_how_many_are_ready_and_when_all_were(gates):
     gates[decode(1)].set()
     assert compiler.wait(10)
     assert compiler.progress(compiler.finished or 0.0) == "all 2 after 0.0 s"
+
+
+def test_a_close_waits_for_what_is_compiled_and_traces_nothing_more(monkeypatch, caplog):
+    traced, begun, go_on = [], threading.Event(), threading.Event()
+
+    def compile_program(program, shape, *rest) -> Program:
+        with rest[-1]:
+            traced.append(shape)
+            begun.set()
+            assert go_on.wait(10)
+        return Program()
+
+    monkeypatch.setattr(step_compiler, "compile_step", compile_program)
+    compiler = StepCompiler(None, 8, 4, SamplerSettings())  # pyright: ignore[reportArgumentType]
+    compiler.warm_up([decode(size) for size in range(1, 9)], 4)
+    assert begun.wait(10)
+    threading.Timer(0.1, go_on.set).start()
+    compiler.close()
+    assert len(traced) == 1
+    assert not caplog.messages

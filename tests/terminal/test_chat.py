@@ -46,7 +46,7 @@ class Parrot:
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
     model = Parrot()
     monkeypatch.setattr(command, "open_model", lambda args, engine: model)
-    monkeypatch.setattr(command, "prepare_environment", lambda environment: None)
+    monkeypatch.setattr(command, "prepare_environment", lambda environment, has_store: None)
     yield model
     assert model.is_closed
 
