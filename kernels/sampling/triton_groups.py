@@ -21,8 +21,8 @@ def mark_groups(key_N, wanted, limit):
 
 @triton.jit
 def search_mark(key_N, wanted, limit, low, high):
-    """Gives a mark from `low` to `high` that `wanted` keys reach, and no more than `limit` unless equals are in the way;
-    `low` where fewer are above it.
+    """Gives a mark from `low` to `high` that `wanted` keys reach, and no more than `limit` unless equals are in the
+    way; `low` where fewer than wanted are above it.
 
     A sum over threads takes long, so four marks share each: a count of theirs has 16 bits.
     """
@@ -66,3 +66,12 @@ def listed_tokens(listed, start, count, V: tl.constexpr, G: tl.constexpr, TILE: 
     is_group_X = place_X < count
     token_X = tl.load(listed + place_X, mask=is_group_X, other=0) * G + i_X % G
     return token_X, is_group_X & (token_X < V)
+
+
+@triton.jit
+def list_tokens(token_X, is_some_X, listed, start, LIMIT: tl.constexpr):
+    """Writes down those tokens that are some, from the place `start` on, as far as LIMIT; gives their number."""
+    is_some_X = is_some_X.to(tl.int32)
+    place_X = start + tl.cumsum(is_some_X, 0) - 1
+    tl.store(listed + place_X, token_X, mask=(is_some_X == 1) & (place_X < LIMIT))
+    return tl.sum(is_some_X, 0)
