@@ -26,13 +26,15 @@ def launch(
     aliases: Mapping[int, int] | None = None,
     num_warps: int = 4,
     num_stages: int = 1,
+    max_registers: int | None = None,
     **constants: Any,
 ) -> tuple[jax.Array, ...]:
     """Gives the results of `grid` programs of the kernel.
 
     The kernel's arguments are the operands (arrays as pointers, integers as they are), then those results that are no
     operand updated in place, in order. `aliases` names the latter: {operand: result}; the caller must not read such an
-    operand again. The constants are the kernel's tl.constexpr arguments: each set of them is compiled.
+    operand again. The constants are the kernel's tl.constexpr arguments: each set of them is compiled. A thread
+    gets `max_registers` at most.
     """
     aliases = dict(aliases or {})
     if _poison and len(aliases) < len(results):
@@ -44,7 +46,7 @@ def launch(
         arrays = [operand for i, operand in enumerate(operands) if i not in scalars]
         run = functools.partial(_interpret, kernel, scalars, results, grid, aliases, constants)
         return tuple(jax.pure_callback(run, tuple(results), *arrays, vmap_method="sequential"))
-    return _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants)
+    return _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants, max_registers)
 
 
 @contextlib.contextmanager
@@ -101,7 +103,9 @@ def _first_gpu() -> Any:
     return _described_gpu or jax.devices("gpu")[0]
 
 
-def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, constants) -> tuple[jax.Array, ...]:
+def _compile(
+    kernel, operands, results, grid, aliases, num_warps, num_stages, constants, max_registers=None
+) -> tuple[jax.Array, ...]:
     """Leaves it to jax-triton, which takes the first outputs for the kernel's own results: those in place come last."""
     jax_triton = importlib.import_module("jax_triton")  # of the extras for GPUs
     in_place = aliases.values()
@@ -117,7 +121,7 @@ def _compile(kernel, operands, results, grid, aliases, num_warps, num_stages, co
         input_output_aliases={operand: order.index(result) for operand, result in aliases.items()},
         num_warps=num_warps,
         num_stages=num_stages,
-        backend_options=_backend_options(),
+        backend_options=_backend_options() | ({} if max_registers is None else {"maxnreg": max_registers}),
         **constants,
     )
     return tuple(outputs[order.index(i)] for i in range(len(results)))

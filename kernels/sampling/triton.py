@@ -19,7 +19,7 @@ from jaxllm.kernels.sampling.triton_logits import DRAWS_FROM_ALL, DRAWS_FROM_LIS
 from jaxllm.kernels.sampling.triton_scan import scan_logits
 from jaxllm.kernels.sampling.triton_score import score_tokens
 
-_SEARCH_TILE = 512  # of long lists, with sixteen sums for each token
+_DRAW_REGISTERS = 128  # two programs of eight warps fit on a multiprocessor
 _MOST_EDITS = 512  # beyond that a program would look through them for longer than XLA takes for a copy of the logits
 
 
@@ -83,7 +83,7 @@ def choose_with(
 ) -> tuple[Int[Array, " B"], TokenScores | None]:
     """The same with constants of one's own."""
     raw = raw.astype(jnp.float32)
-    B, V = raw.shape
+    V = raw.shape[1]
     if edits is not None and edits.request.shape[0] > _MOST_EDITS:
         logits = process(raw if logits is None else logits, temperature, mask, edits)
         mask = edits = None
@@ -111,7 +111,7 @@ def choose_with(
         "HAS_MASK": mask is not None,
         "HAS_PENALTIES": penalties is not None,
     }
-    mode = jnp.full(B, DRAWS_FROM_ALL.value, jnp.int32)
+    mode = nothing
     if filters is not None:
         has_list = ((filters.top_k > 0) & (filters.top_k < V)) | (filters.min_p > 0.0)
         mode = jnp.where(filters.top_p < 1.0, DRAWS_FROM_NUCLEUS.value, DRAWS_FROM_ALL.value)
@@ -189,7 +189,7 @@ def _draw(
     if filters is not None:
         top_k = jnp.where(filters.top_k >= V, 0, jnp.maximum(filters.top_k, 0))
         limits = (top_k, filters.top_p, least_scaled(temperature, filters.min_p))
-    token, _ = launch(
+    token, _, _ = launch(
         draw_tokens,
         *rules,
         mode,
@@ -201,9 +201,11 @@ def _draw(
         results=(
             jax.ShapeDtypeStruct((B,), jnp.int32),
             jax.ShapeDtypeStruct((1,) if filters is None else (B, num_groups), jnp.int32),
+            jax.ShapeDtypeStruct((1,) if filters is None else (B, config.draw_tile), jnp.int32),
         ),
         grid=B,
         num_warps=config.draw_warps,
+        max_registers=_DRAW_REGISTERS,
         **constants,
         G=G,
         NUM_GROUPS=num_groups,
@@ -212,7 +214,6 @@ def _draw(
         CHUNKS_PADDED=triton.next_power_of_2(num_chunks),
         CHUNK=chunk,
         TILE=config.draw_tile,
-        SEARCH_TILE=_SEARCH_TILE,
         HAS_FILTERS=filters is not None,
     )
     return token

@@ -29,6 +29,24 @@ def from_key(key):
 
 
 @triton.jit
+def place(key, token):
+    """A key and a token as one number: the larger the key, the larger it is; of equals the lowest token's first."""
+    return (tl.full([], 0, tl.int64) + key << 32) | (NO_TOKEN - token)
+
+
+@triton.jit
+def placed_key(place):
+    """The key in a place."""
+    return (place >> 32).to(tl.int32)
+
+
+@triton.jit
+def placed_token(place):
+    """The token in a place."""
+    return NO_TOKEN - (place & 0xFFFFFFFF).to(tl.int32)
+
+
+@triton.jit
 def scale(x, highest, temperature):
     """The distance to the best logit over the temperature: the logarithm of a mass."""
     return tl.div_rn(x - highest, temperature)

@@ -82,7 +82,9 @@ def scan_logits(
         tl.store(raw_total + tl.program_id(0), _sum_exp(raw_SG, best, 1.0))
         tl.store(raw_key + b * NUM_GROUPS + group_S, sort_key(best_S), mask=group_S < NUM_GROUPS)
     heat = tl.load(temperature + b)
-    draws_from = tl.load(mode + b)
+    draws_from = DRAWS_FROM_ALL
+    if HAS_FILTERS:
+        draws_from = tl.load(mode + b)
     if draws_from == DRAWS_FROM_ALL:
         bound_SG = x_SG
         if heat != 0.0:

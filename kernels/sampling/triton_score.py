@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from jaxllm.kernels.sampling.triton_groups import list_groups, listed_tokens, mark_groups
-from jaxllm.kernels.sampling.triton_logits import NO_TOKEN, NOWHERE, from_key, sort_key
+from jaxllm.kernels.sampling.triton_logits import NO_TOKEN, NOWHERE, from_key, place, placed_key, placed_token, sort_key
 
 
 @triton.jit
@@ -99,9 +99,9 @@ def score_tokens(
 @triton.jit
 def store_best(key_X, token_X, b, best_out, best_token_out, NUM_BEST: tl.constexpr):
     """Writes down the scores of the largest keys, and their tokens; of equals the lowest first."""
+    place_X = place(key_X, token_X)
     for j in range(NUM_BEST):
-        top = tl.max(key_X, 0)
-        best = tl.min(tl.where(key_X == top, token_X, NO_TOKEN), 0)
-        tl.store(best_out + b * NUM_BEST + j, from_key(top))
-        tl.store(best_token_out + b * NUM_BEST + j, best)
-        key_X = tl.where(token_X == best, NOWHERE, key_X)
+        first = tl.max(place_X, 0)
+        tl.store(best_out + b * NUM_BEST + j, from_key(placed_key(first)))
+        tl.store(best_token_out + b * NUM_BEST + j, placed_token(first))
+        place_X = tl.where(place_X == first, place(NOWHERE, NO_TOKEN), place_X)

@@ -102,6 +102,37 @@ def test_filtered_rows_draw_what_the_reference_draws(name, V):
 
 @pytest.mark.interpreter
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_p": [0.95, 0.5, 0.99]},
+        {"top_k": [100, 400, 3], "top_p": [0.9, 1.0, 0.3]},
+        {"top_k": [0, 200], "top_p": 0.4, "min_p": [1e-4, 0.01, 0.1]},
+    ],
+    ids=str,
+)
+def test_rows_that_keep_more_than_a_tile_draw_what_the_reference_draws(options):
+    B, V = 6, 1500
+    rng = np.random.default_rng(3)
+    raw = jnp.asarray(np.concatenate([draw_logits(rng, 4, V, 1.5), np.round(draw_logits(rng, 2, V, 1.0))]))
+    triton = importlib.import_module("jaxllm.kernels.sampling.triton")
+    config = triton.SampleConfig(chunk=256, draw_tile=128)
+    rules = {"filters": filters(B, **options), "penalties": penalties(rng, B, V)}
+    drawing = (
+        raw,
+        jnp.asarray([1.0, 0.7, 2.0, 1.3, 1.0, 0.5], jnp.float32),
+        jnp.asarray(rng.integers(0, 2**32, (B, 2), dtype=np.uint32)),
+        jnp.arange(B),
+    )
+    with poisoned_results():
+        token, _ = triton.choose_with(
+            config, *drawing, logits=None, mask=None, edits=None, **rules, num_best=None, as_logprobs=True
+        )
+    assert token.tolist() == reference.choose(*drawing, **rules)[0].tolist()
+
+
+@pytest.mark.interpreter
+@pytest.mark.gpu
 @pytest.mark.parametrize("V", [320, 2051])
 def test_all_rules_together_and_scores_are_those_of_the_reference(V):
     rng = np.random.default_rng(V)

@@ -33,6 +33,7 @@ from jaxllm.engine.input_builder import InputBuilder, PackedStep
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.model_runner import StepScores
 from jaxllm.engine.sampler import ScoreArrays
+from jaxllm.engine.step_compiler import SamplerSettings, StepCompiler
 from jaxllm.engine.step_inputs import host_views
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.scheduler.block_pool import BlockPool
@@ -112,6 +113,13 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend, chat_template=template)
 
 
+class NothingToCompile(StepCompiler):
+    """Stands for a compiler whose programs are all there."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Any, None), 0, 0, SamplerSettings())
+
+
 def alphabet_llm(tokenizer: Tokenizer | None) -> tuple[AsyncLLM, AlphabetRunner]:
     """AsyncLLM with all its parts but the device's."""
     ids = byte_tokenizer()
@@ -128,6 +136,7 @@ def alphabet_llm(tokenizer: Tokenizer | None) -> tuple[AsyncLLM, AlphabetRunner]
     built = BuiltEngine(
         engine=engine,
         runner=cast(Any, runner),
+        compiler=NothingToCompile(),
         model=cast(Any, None),
         memory=cast(Any, None),
         buckets=buckets,
