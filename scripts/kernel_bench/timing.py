@@ -86,7 +86,7 @@ def compile_program(run: Runs, config, until: float, shapes: tuple[jax.ShapeDtyp
 
 
 def time_program(
-    compiled: Compiled, arrays: tuple[jax.Array, ...], donates: bool, rounds: int, queued: int = 3
+    compiled: Compiled, arrays: tuple[jax.Array, ...], donates: bool, rounds: int, queued: int = 12
 ) -> tuple[list[float], np.ndarray, tuple[jax.Array, ...]]:
     """Gives the seconds of a program in each round of `queued` in a row, the last outcome, and the arrays after it."""
     seconds = []
