@@ -2,8 +2,9 @@
 
 python scripts/sanitize_kernels.py
 
-The kernels run one by one outside of any jit, and every array is an allocation of its own, so that a step beyond an
-array's end is seen. The last case writes beyond the cache on purpose: it must be found, or nothing else would be.
+The kernels run one by one outside of any jit, and every array is an allocation of its own with a megabyte behind it
+that nobody may touch, so that a step beyond an array's end is seen. The last case writes beyond the cache on purpose:
+it must be found, or nothing else would be.
 Exit status: 0 all clean, 1 a kernel is not, 2 there is no compute-sanitizer, 3 it refuses this device.
 """
 
@@ -53,7 +54,8 @@ def check(sanitizer: str, only: str) -> str:
         "XLA_FLAGS": "--xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer=",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    options = ("--tool", "memcheck", "--report-api-errors", "no", "--target-processes", "application-only")
+    options = ("--tool", "memcheck", "--padding", str(1 << 20), "--report-api-errors", "no")
+    options += ("--target-processes", "application-only")
     command = (sanitizer, *options, sys.executable, __file__, "--inside", "--only", only)
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

@@ -230,6 +230,8 @@ def compile_chain(case: Case, config: FusedConfig | None, inputs: tuple[jax.Arra
         for n in range(length(case)):
             layer = n % num_layers(case)
             if config is None:
+                # As in a step, a product waits for the one before: XLA would make one of all that share their rows.
+                x, out = jax.lax.optimization_barrier((x, out))
                 out = plain(x, scales[layer], weights[layer], out)
                 continue
             from jaxllm.kernels.fused_linear.triton import multiply

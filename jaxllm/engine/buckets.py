@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BETWEEN = (48, 96, 192, 384, 768)  # where a step costs what its rows cost, half of them padding is too much
 MIXED_REQUESTS = (16, 64, 256)  # more of them leave no room for small steps; a request alone is padded to 16 as fast
-# A step of fewer rows costs as much on a GPU: cuBLASLt pads to eight, and XLA's own products of one row are slower.
-LEAST_DECODE = 8
+# On a GPU steps of two to seven rows cost what eight do: cuBLASLt pads them. One row has kernels of its own.
+PADDED_DECODE = (2, 4)
 LEAST_TO_FILL = 256  # tokens below which a step costs what reading the weights costs
 # The table's width costs a copy of B x M integers a step and nothing else: only long ones are worth a choice.
 TABLE_WIDTHS = (1024, 4096, 16384, 65536)
@@ -118,7 +118,7 @@ def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int
     large = tuple(size for size in fine if size >= LEAST_TO_FILL)
     mixed_tokens = _upto(max_num_batched_tokens, SIZES[5::2] if coarse else (32, 128, *large))
     return Buckets(
-        decode=_upto(max_requests, SIZES if coarse else tuple(size for size in fine if size >= LEAST_DECODE)),
+        decode=_upto(max_requests, SIZES if coarse else tuple(size for size in fine if size not in PADDED_DECODE)),
         mixed_tokens=mixed_tokens,
         mixed_requests=_upto(max_requests, SIZES[::4] if coarse else MIXED_REQUESTS),
         table_widths=_upto(max_blocks, TABLE_WIDTHS),
