@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.paged_attention import triton_decode, triton_prefill
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig, decode_config, prefill_config
-from jaxllm.kernels.paged_attention.work_list import ChunkList, list_chunks, list_tiles
+from jaxllm.kernels.paged_attention.work_list import ChunkList, TileList, list_chunks, list_tiles
 
 
 class ConfigForMany(Protocol):
@@ -25,7 +25,7 @@ class AttentionPlan(NamedTuple):
     """Which piece of the batch each program takes: chunks for few new tokens, tiles for many (none when decoding)."""
 
     chunks: ChunkList
-    tiles: Int[Array, "W 4"] | None
+    tiles: TileList | None
 
 
 def plan_attention(
