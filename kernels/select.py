@@ -37,20 +37,23 @@ def _fused(operation: str) -> tuple[Version, ...]:
     return tuned, Version("reference", f"{folder}.reference")
 
 
+_PAGED_ATTENTION = (
+    Version(
+        "mosaic",
+        "jaxllm.kernels.paged_attention.mosaic",
+        ("gpu",),
+        requires=("triton", "jax_triton", "jax.experimental.pallas.mosaic_gpu"),
+        least_capability=90,
+        most_capability=90,
+    ),
+    _triton("paged_attention"),
+    Version("reference", "jaxllm.kernels.paged_attention.reference"),
+)
+
 # Best first. A GPU version is one more line here and one more file beside the reference.
 VERSIONS: dict[str, tuple[Version, ...]] = {
-    "paged_attention": (
-        Version(
-            "mosaic",
-            "jaxllm.kernels.paged_attention.mosaic",
-            ("gpu",),
-            requires=("triton", "jax_triton", "jax.experimental.pallas.mosaic_gpu"),
-            least_capability=90,
-            most_capability=90,
-        ),
-        _triton("paged_attention"),
-        Version("reference", "jaxllm.kernels.paged_attention.reference"),
-    ),
+    "paged_attention": _PAGED_ATTENTION,
+    "plan_attention": _PAGED_ATTENTION,  # a plan is for the version that made it
     "kv_write": (_triton("kv_write"), Version("reference", "jaxllm.kernels.kv_write.reference")),
     "rope_kv_write": (_triton("rope_kv_write"), Version("reference", "jaxllm.kernels.rope_kv_write.reference")),
     "matmul": (

@@ -70,6 +70,7 @@ class Attention(nnx.Module):
             scale=cfg.attention_scale,
             window=place.window,
             softcap=cfg.attention_softcap,
+            plan=step.plan,
         )
         o_bias = self.o_bias[...] if cfg.o_bias else None
         return linear_add("TNH,NHD->TD", attended_TNH, self.o_proj, o_bias, residual, kernels), kv

@@ -1,6 +1,6 @@
 """The decoder over whole sequences without a cache, differentiable: for trainers and for tests. Runs no requests.
 
-It is the same decoder code as the engine's. Only three kernels are other ones: the keys and values that a layer would
+It is the same decoder code as the engine's. Only a few kernels are other ones: the keys and values that a layer would
 write to the cache stay with it, attention sees them directly, and products are XLA's, which it can differentiate.
 """
 
@@ -26,7 +26,7 @@ def make_dense_logits(program: DecoderProgram, kernels: Kernels, mesh: Mesh, rul
     arrays a gradient would be summed over all layers in each of them. Attention needs memory for S x S scores; shorter
     sequences are padded behind their end, where causality keeps the padding from changing anything.
     """
-    kernels = kernels._replace(rope_kv_write=_keep, paged_attention=_attend)
+    kernels = kernels._replace(rope_kv_write=_keep, plan_attention=_plan_nothing, paged_attention=_attend)
     whole = PartitionSpec()
     specs = weights_tree({spec.path: rules.spec(*spec.stored_axes) for spec in program.params})
     kernels = kernels._replace(matmul=reference.matmul)
@@ -86,7 +86,11 @@ def _keep(kv, slot, qkv_SKJH, cos, sin, block, offset, **options):
     return q_SNH, (k_SKH, v_SKH)
 
 
-def _attend(q_SNH, kv, slot, block_table, query_start, context_len, *, scale, window=None, softcap=None, sinks=None):
+def _plan_nothing(*_, **__):
+    return None
+
+
+def _attend(q_SNH, kv, *_, scale, window=None, softcap=None, sinks=None, plan=None):
     k_SKH, v_SKH = kv
     S, N, H = q_SNH.shape
     K = k_SKH.shape[1]

@@ -7,6 +7,7 @@ multiplies, it gets stacked matrices whole and finds the layer in them: a slice 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -119,20 +120,23 @@ def run_layers(
     def layer(x_TD, kv, place, step, layer_weights):
         return nnx.merge(program.layer, layer_weights)(x_TD, kv, place, step, kernels)
 
-    places = _layer_places(program.cfg)
+    places, windows = _layer_places(program.cfg), [kind.window for kind in program.cfg.layer_kinds]
+    plans = _plans(program.cfg, kernels, kv, x_TD, step)
     if program.loop == "scan" and not isinstance(layers, tuple):
-        traced, static = _split_places(places)
+        place_of = _places_by_layer(places)
         stacked = jax.tree.map(lambda w: None if _is_separate(w) else w, layers, is_leaf=_is_separate)
+        plan_of = _choice(plans, windows)
 
-        def scanned(carry, xs):
-            (x_TD, kv), (l, place, slices) = carry, xs
+        def scanned(carry, slices):
+            x_TD, kv, l = carry
             own = jax.tree.map(
                 lambda w, slice: LayerChoice(l, w) if _is_separate(w) else slice, layers, slices, is_leaf=_is_separate
             )
             own = _with_kernel(program, kernels, layers, own, l)
-            return layer(x_TD, kv, LayerPlace(**static, **place), step, own), None
+            return (*layer(x_TD, kv, place_of(l), step._replace(plan=plan_of(l)), own), l + 1), None
 
-        (x_TD, kv), _ = jax.lax.scan(scanned, (x_TD, kv), (jnp.arange(len(places), dtype=jnp.int32), traced, stacked))
+        # The layer's number is counted: one that a scan hands over is sliced from an array, a kernel in each layer.
+        (x_TD, kv, _), _ = jax.lax.scan(scanned, (x_TD, kv, jnp.int32(0)), stacked, length=len(places))
         return x_TD, kv
 
     # Called, not repeated: layers of one kind are traced and lowered once, and XLA puts the calls in line.
@@ -148,8 +152,27 @@ def run_layers(
         else:
             own, stacked = jax.tree.map(lambda w, l=l: w[l], layers, is_leaf=_is_separate), layers
         numbers = np.int32(l), np.int32(place.slot)
-        x_TD, kv = called(x_TD, kv, step, own, stacked, *numbers, place=place._replace(slot=0))
+        planned = step._replace(plan=plans[windows[l]])
+        x_TD, kv = called(x_TD, kv, planned, own, stacked, *numbers, place=place._replace(slot=0))
     return x_TD, kv
+
+
+def _plans(cfg: ModelConfig, kernels: Kernels, kv, x_TD, step: StepContext) -> dict[int | None, Any]:
+    """What attention prepares once for all layers with the same window: {window: plan}."""
+    sizes = {"num_tokens": x_TD.shape[0], "table_width": step.block_table.shape[-1], "dtype": x_TD.dtype}
+    plan = functools.partial(kernels.plan_attention, kv, step.query_start, step.context_len, **sizes)
+    windows = dict.fromkeys(cfg.kv_layout.windows)
+    return {window: plan(group=cfg.num_q_heads // cfg.num_kv_heads, window=window) for window in windows}
+
+
+def _choice(plans: dict[int | None, Any], window_of_layer: list[int | None]) -> Callable[[Int[Array, ""]], Any]:
+    """Gives the function from a traced layer to its plan; nothing is traced where all layers have the same."""
+    if len(plans) == 1:
+        return lambda l: plans[window_of_layer[0]]
+    numbers = {window: i for i, window in enumerate(plans)}
+    number_L = jnp.asarray([numbers[window] for window in window_of_layer], jnp.int32)
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *plans.values())
+    return lambda l: jax.tree.map(lambda each: each[number_L[l]], stacked)
 
 
 def _with_kernel(program: DecoderProgram, kernels: Kernels, layers: Any, own: Any, l: int | Int[Array, ""]) -> Any:
@@ -191,14 +214,14 @@ def _layer_places(cfg: ModelConfig) -> list[LayerPlace]:
     return [LayerPlace(layout.group[l], layout.slot[l], k.window, k.rope) for l, k in enumerate(cfg.layer_kinds)]
 
 
-def _split_places(places: list[LayerPlace]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields that differ between layers become [L] arrays to scan over; the others stay Python constants."""
-    traced, static = {}, {}
-    for field in LayerPlace._fields:
-        values = [getattr(place, field) for place in places]
+def _places_by_layer(places: list[LayerPlace]) -> Callable[[Int[Array, ""]], LayerPlace]:
+    """Gives the function from a traced layer to its place; fields in which no layers differ stay Python constants."""
+
+    def field_of(values: list[Any], l: Int[Array, ""]) -> Any:
         if len(set(values)) == 1:
-            static[field] = values[0]
-        else:
-            numbers = [_NO_WINDOW if value is None else value for value in values]
-            traced[field] = jnp.asarray(np.asarray(numbers, np.int32))
-    return traced, static
+            return values[0]
+        numbers = [_NO_WINDOW if value is None else value for value in values]
+        return l if numbers == list(range(len(numbers))) else jnp.asarray(np.asarray(numbers, np.int32))[l]
+
+    fields = [[getattr(place, field) for place in places] for field in LayerPlace._fields]
+    return lambda l: LayerPlace(*(field_of(values, l) for values in fields))

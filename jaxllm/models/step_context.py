@@ -1,7 +1,7 @@
 """What a layer is called with besides its input: kernels, its place, and the step's tables. Knows no weights."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 class Kernels(NamedTuple):
     """The chosen version of each operation; see jaxllm.kernels.select."""
 
+    plan_attention: Callable
     paged_attention: Callable
     rope_kv_write: Callable
     rms_norm: Callable
@@ -39,3 +40,4 @@ class StepContext(NamedTuple):
     block_table: Int[Array, "G B M"]
     query_start: Int[Array, " B+1"]
     context_len: Int[Array, " B"]
+    plan: Any = None  # of plan_attention, for the window of the layer that is called

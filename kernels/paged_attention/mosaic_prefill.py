@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.launch import num_multiprocessors
+from jaxllm.kernels.paged_attention.work_list import TileList
 
 ROWS = 64  # of one warpgroup's matrix product
 ALIGNMENT = 8  # tokens: rows of a swizzle, which a copy cannot begin within
@@ -110,7 +111,7 @@ def prefill(
     kv_cache: Float[Array, "L P 2 K C H"],
     layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
-    tiles: Int[Array, "W 4"],
+    tiles: TileList,
     *,
     context_len: Int[Array, " B"],
     scale: float,
@@ -125,7 +126,7 @@ def prefill(
     """
     N, H = query.shape[1:]
     L, P, _, K, C = kv_cache.shape[:5]
-    items = tiles.shape[0] * (N // heads_at_once(N // K))
+    items = tiles.tile.shape[0] * (N // heads_at_once(N // K))
     num_blocks = min(num_multiprocessors(), items)
     sizes = Sizes(
         N, K, H, C, P, block_table.shape[1], config.tile_keys, config.num_buffers, num_blocks, scale, softcap,
@@ -133,7 +134,6 @@ def prefill(
     )  # fmt: skip
     layer_1 = jnp.asarray(layer, jnp.int32).reshape(1)
     window_1 = layer_1 if window is None else jnp.asarray(window, jnp.int32).reshape(1)
-    used_1 = (tiles[:, 0] >= 0).sum(dtype=jnp.int32).reshape(1)
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
     rows = functools.partial(plgpu.SMEM, (2, ROWS, H), query.dtype)
     keys = plgpu.SMEM((config.num_buffers, config.tile_keys, H), query.dtype, transforms=swizzled)
@@ -163,7 +163,7 @@ def prefill(
         },
     )
     pages = kv_cache.reshape(L * P * 2 * K, C, H)
-    return run(query, pages, block_table, tiles, context_len, layer_1, window_1, used_1)
+    return run(query, pages, block_table, tiles.tile, context_len, layer_1, window_1, tiles.num_tiles)
 
 
 class Given(NamedTuple):

@@ -3,6 +3,8 @@
 Knows one layer's queries and the block table. Refuses to know requests, models, or where the cache came from.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -11,6 +13,26 @@ from jaxllm.kernels.e4m3.reference import widen
 
 QUERY_TILE = 16
 KEY_TILE = 256
+
+
+def plan_attention(
+    kv_cache: Float[Array, "L P 2 K C H"],
+    query_start: Int[Array, " B+1"],
+    context_len: Int[Array, " B"],
+    *,
+    num_tokens: int,
+    table_width: int,
+    group: int,
+    dtype: jnp.dtype,
+    window: int | None = None,
+    has_sinks: bool = False,
+) -> Any:
+    """What all layers with this window can share of `paged_attention`: made once, handed to each. Here it is nothing.
+
+    Of the cache only the shape and the type count. The queries are [num_tokens, group * K, H] of `dtype`, the block
+    table has table_width columns. A plan is an opaque tree of arrays, whose shapes do not depend on the window.
+    """
+    return ()
 
 
 def paged_attention(
@@ -25,6 +47,7 @@ def paged_attention(
     window: int | Int[Array, ""] | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    plan: Any = None,
 ) -> Float[Array, "T N H"]:
     """Causal attention of each request's new tokens over its own context.
 
@@ -34,6 +57,7 @@ def paged_attention(
     A sink is a logit of its query head that joins the softmax as if it were that of one more key, whose value is zero
     (Xiao et al., 2023, arXiv:2309.17453; learned, as in gpt-oss). It is neither scaled nor capped, and every query sees
     it; minus infinity is none.
+    The plan is that of `plan_attention` for these arguments; without one, a version that needs it makes it.
     With one token per request (T == B) the batch is a decode batch: query_start must then be 0, 1, ..., B.
     Rows of padding tokens hold finite rubbish.
 

@@ -17,6 +17,7 @@ from jaxllm.kernels.e4m3.triton import as_float16, as_numbers, has_conversions
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys, begin_softmax
 from jaxllm.kernels.paged_attention.tuning import PrefillConfig
+from jaxllm.kernels.paged_attention.work_list import TileList
 
 
 @triton.jit
@@ -163,7 +164,7 @@ def prefill(
     kv_cache: Float[Array, "L P 2 K C H"],
     layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
-    tiles: Int[Array, "W 4"],
+    tiles: TileList,
     *,
     scale: float,
     window: int | Int[Array, ""] | None,
@@ -182,13 +183,13 @@ def prefill(
         kv_cache,
         layer_1,
         block_table,
-        tiles,
+        tiles.tile,
         window_1,
         layer_1 if sinks is None else sinks.astype(jnp.float32),
         block_table.shape[1],
         P,
         results=(jax.ShapeDtypeStruct(query.shape, query.dtype),),
-        grid=tiles.shape[0] * K,
+        grid=tiles.tile.shape[0] * K,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         N=N,

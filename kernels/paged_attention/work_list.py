@@ -24,6 +24,16 @@ class ChunkList(NamedTuple):
     num_chunks: Int[Array, " B"]
 
 
+class TileList(NamedTuple):
+    """Tiles of the tokens of requests with many new ones, and how many there are. W is the capacity.
+
+    tile: request (-1: none), first token, tokens, position.
+    """
+
+    tile: Int[Array, "W 4"]
+    num_tiles: Int[Array, "1"]
+
+
 def list_chunks(
     query_start: Int[Array, " B+1"],
     context_len: Int[Array, " B"],
@@ -76,8 +86,8 @@ def list_tiles(
     min_new: int,
     tile: int,
     align: int = 1,
-) -> Int[Array, "W 4"]:
-    """Cuts the tokens of requests that bring at least min_new into tiles: request, first token, tokens, position.
+) -> TileList:
+    """Cuts the tokens of requests that bring at least min_new into tiles.
 
     A request's tiles but the first begin at multiples of `align` among all tokens; its first spans a multiple less.
 
@@ -107,7 +117,8 @@ def list_tiles(
     # The padding's tiles see nothing, so the table they name does not matter; it must exist.
     table_row_W = jnp.where(used_W, jnp.minimum(request_W, B - 1), -1)
     tile_W4 = jnp.stack([table_row_W, start_R[request_W] + offset_W, left_W, position_W], axis=1).astype(jnp.int32)
-    return jnp.zeros_like(tile_W4).at[place_W].set(tile_W4, unique_indices=True, mode="promise_in_bounds")
+    tile_W4 = jnp.zeros_like(tile_W4).at[place_W].set(tile_W4, unique_indices=True, mode="promise_in_bounds")
+    return TileList(tile_W4, end_R[-1:].astype(jnp.int32))
 
 
 def _places(length: Int[Array, " R"], count: Int[Array, " R"]) -> Int[Array, " R"]:

@@ -78,6 +78,16 @@ def test_few_new_tokens_between_many_are_added_to_the_same_array(sizes, monkeypa
     out = version.attend(choose_config(head_dim), *inputs, scale, window=traced_window, softcap=softcap)
     assert np.isfinite(np.asarray(out)).all()
     assert_close(out, attend_plainly(*exact(inputs), window, scale=scale, softcap=softcap), sum(new), jnp.float16)
+    if window is None:
+        return
+    # A plan has the tiles of the kernel that takes it.
+    query, kv_cache, _, table, start, length = inputs
+    monkeypatch.setattr(version, "MIN_TOKENS", 0)
+    sizes = {"num_tokens": len(query), "table_width": table.shape[1], "group": heads[0] // heads[1]}
+    plan = version.plan_attention(kv_cache, start, length, **sizes, dtype=query.dtype, window=window)
+    monkeypatch.setattr(version.triton, "list_work", None)
+    planned = version.paged_attention(*inputs, scale=scale, window=traced_window, softcap=softcap, plan=plan)
+    np.testing.assert_array_equal(planned, out)
 
 
 # heads, head size, block size, window, softcap, type

@@ -103,6 +103,38 @@ def test_split_contexts_of_a_mixed_batch_launched_as_the_engine_does(
     np.testing.assert_allclose(out[real], expected[real], rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("version", ["triton", "mosaic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gqa7_over_several_key_tiles",
+        "mixed_gqa7_of_128_with_a_window",
+        "decode_of_skewed_lengths",
+        "decode_of_64_with_sinks",
+    ],
+)
+def test_a_plan_made_beforehand_gives_the_same_and_makes_lists_needless(
+    name, version, case_named, make_attention_inputs, monkeypatch
+):
+    version = importlib.import_module(f"jaxllm.kernels.paged_attention.{version}")
+    triton = importlib.import_module("jaxllm.kernels.paged_attention.triton")
+    case = case_named(name)
+    inputs = poison(make_attention_inputs(case, np.float16))
+    group = inputs.query.shape[1] // inputs.kv_cache.shape[3]
+    sizes = {"num_tokens": len(inputs.query), "table_width": inputs.block_table.shape[1], "group": group}
+    plan = version.plan_attention(
+        *(inputs.kv_cache, inputs.query_start, inputs.context_len),
+        **sizes,
+        dtype=inputs.query.dtype,
+        window=case.window,
+        has_sinks=case.has_sinks,
+    )
+    expected = version.paged_attention(*inputs, **case.options)
+    monkeypatch.setattr(triton, "list_work", None)
+    planned = version.paged_attention(*inputs, **case.options, plan=plan)
+    np.testing.assert_array_equal(planned, expected)
+
+
 def draw(rng, new, context, heads, head_dim, block_size):
     """Random float32 inputs on the device: scattered blocks, NaN wherever no request has a key."""
     (N, K), C, B = heads, block_size, len(new)

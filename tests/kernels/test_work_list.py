@@ -86,9 +86,10 @@ def test_tiles_cover_each_token_of_long_rows_and_of_the_padding_once(data):
     new = np.diff(query_start)
     window = data.draw(st.sampled_from([1, 20, 1 << 30]), label="window")
     align = data.draw(st.sampled_from([1, 4]), label="align")
-    rows = compiled_tiles(query_start, context_len, jnp.int32(window), T, min_new=3, tile=TILE, align=align)
-    rows = np.asarray(rows)
+    tiles = compiled_tiles(query_start, context_len, jnp.int32(window), T, min_new=3, tile=TILE, align=align)
+    rows = np.asarray(tiles.tile)
     used = rows[rows[:, 0] >= 0]
+    assert tiles.num_tiles.tolist() == [len(used)]
     assert (rows[len(used) :, 0] == -1).all(), "unused rows come last"
     seen = np.zeros(T, int)
     keys = []

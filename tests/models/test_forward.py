@@ -96,6 +96,30 @@ def test_all_ways_to_drive_the_layers_give_the_golden_logits(model, case):
         np.testing.assert_allclose(kv, scanned_kv, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("model", ["gemma3_text"], indirect=True)
+@pytest.mark.parametrize("loop", ["scan", "unroll"])
+def test_attention_plans_once_for_each_window_and_every_layer_gets_the_plan_of_its_own(model, loop, case):
+    _, program, weights = model
+    cfg, prompt = program.cfg, jnp.asarray(case["prompt_ids"])
+    planned = []
+
+    def plan_attention(kv_cache, query_start, context_len, *, window, **sizes):
+        planned.append((window, sizes))
+        return {"window": context_len[:1] * 0 + (1 << 30 if window is None else window)}
+
+    def paged_attention(*arguments, window, plan, **options):
+        return KERNELS.paged_attention(*arguments, window=plan["window"][0], **options)  # wrong with another's plan
+
+    kernels = KERNELS._replace(plan_attention=plan_attention, paged_attention=paged_attention)
+    step = step_context(cfg, 0, len(prompt))
+    logits, _ = forward(program._replace(loop=loop), kernels)(weights, empty_cache(cfg), prompt, step)
+    np.testing.assert_allclose(logits[-1], case["logits_first"], atol=1e-3, rtol=1e-3)
+    width, group = step.block_table.shape[-1], cfg.num_q_heads // cfg.num_kv_heads
+    sizes = {"num_tokens": len(prompt), "table_width": width, "group": group, "dtype": jnp.float32}
+    assert planned == [(window, sizes) for window in dict.fromkeys(kind.window for kind in cfg.layer_kinds)]
+    assert len(planned) == 2
+
+
 # Gemma 3 normalises between a product and its residual, and queries and keys.
 @pytest.mark.parametrize(("model", "loop"), [("llama", "unroll"), ("gemma3_text", "scan")], indirect=["model"])
 def test_kernels_find_every_parameter_where_it_lies_among_those_of_all_layers(model, loop, case):
