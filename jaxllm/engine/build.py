@@ -327,7 +327,7 @@ def _resolve_dtype(wanted: str, stored: str, platform: str) -> str:
 
 
 def _step_program(args: EngineArgs, model: ModelConfig, mesh: Mesh, platform: str) -> StepProgram:
-    preferred = {"plan_attention": args.attention_backend, "paged_attention": args.attention_backend}
+    preferred = {"paged_attention": args.attention_backend, "plan_attention": args.attention_backend}
     try:
         kernels = Kernels(
             *(select(name, platform=platform, preferred=preferred.get(name, "auto")) for name in Kernels._fields)

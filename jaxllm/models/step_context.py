@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Int
 class Kernels(NamedTuple):
     """The chosen version of each operation; see jaxllm.kernels.select."""
 
-    plan_attention: Callable
     paged_attention: Callable
+    plan_attention: Callable
     rope_kv_write: Callable
     rms_norm: Callable
     layer_norm: Callable
