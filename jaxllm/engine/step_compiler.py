@@ -279,9 +279,5 @@ def temporary_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def compiler_options(program: StepProgram) -> dict[str, bool | int | str] | None:
-    """On a GPU cuBLASLt instead of XLA's Triton GEMMs: they compile for half a minute, to gain at few rows only.
-
-    Its own choice of an algorithm instead of XLA's trials: as fast or faster at nearly all sizes of decode steps on an
-    H200, and the same in every start, whatever else the card does meanwhile, and where there is no card.
-    """
-    return None if program.platform == "cpu" else {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
+    """On a GPU cuBLASLt instead of XLA's Triton GEMMs: they compile for half a minute, to gain at few rows only."""
+    return None if program.platform == "cpu" else {"xla_gpu_enable_triton_gemm": False}

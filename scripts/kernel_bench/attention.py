@@ -104,7 +104,7 @@ def attention_runs(case: Case) -> Runs:
         tiles = [(128, 128, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3), (64, 128, 4, 3)]
         tiles += [(128, 32, 8, 4), (256, 64, 8, 3), (64, 64, 4, 4), (64, 128, 8, 3), (128, 64, 8, 2), (64, 32, 4, 4)]
         configs = [many, *(PrefillConfig(*tile) for tile in tiles)]
-        if capability() == 90:  # the Mosaic version is for Hopper alone
+        if capability() == 90 and case.cache_dtype == DTYPE:  # the Mosaic version is for Hopper and 16 bits alone
             configs = [choose_config(H), many, MosaicConfig(64, 4), MosaicConfig(64, 3), *configs]
             num_defaults = 2
 
