@@ -53,16 +53,18 @@ def load_weights(
 def dummy_weights(program: DecoderProgram, dtype: jnp.dtype, shardings: Shardings, seed: int = 0) -> Weights:
     """Random weights in the real shapes, made on the device by one program; norms scale by one."""
     salts = np.arange(len(program.params), dtype=np.uint32) + np.uint32(seed % 2**32)
+    scale = np.float32(1.0 - program.cfg.norm_offset)
 
-    def fill(salts):
+    def fill(salts, norm_scale):
+        # The scale is an argument: a small result that XLA knew would be its constant, at an address of its choosing.
         return [
-            jnp.full(spec.stored_shape, 1.0 - program.cfg.norm_offset, dtype)
+            jnp.full(spec.stored_shape, norm_scale, dtype)
             if spec.role == "norm"
             else _random(spec.stored_shape, dtype, salts[i])
             for i, spec in enumerate(program.params)
         ]
 
-    arrays = jax.jit(fill, out_shardings=[shardings(spec) for spec in program.params])(salts)
+    arrays = jax.jit(fill, out_shardings=[shardings(spec) for spec in program.params])(salts, scale)
     paths = [spec.path for spec in program.params]
     return jax.block_until_ready(weights_tree(dict(zip(paths, arrays, strict=True))))
 
