@@ -23,7 +23,7 @@ def run(folder: Path, output: str | None) -> subprocess.CompletedProcess[str]:
 
 CLEAN = "========= COMPUTE-SANITIZER\n@@ write_rows\ndone in 0.4 s\n@@ turn_rows\ndone in 0.5 s\n"
 BAD = "========= Invalid __global__ write of size 2 bytes\n=========     at write_rows+0x70\n"
-PLANTED = "@@ a write beyond the cache, planted\n"
+PLANTED = "@@ a write far beyond the cache, planted\n"
 
 
 def test_each_kernel_has_a_line_when_all_are_clean(tmp_path):
@@ -33,7 +33,7 @@ def test_each_kernel_has_a_line_when_all_are_clean(tmp_path):
     assert lines[:3] == [
         "write_rows: clean, 0.4 s",
         "turn_rows: clean, 0.5 s",
-        "a write beyond the cache, planted: found",
+        "a write far beyond the cache, planted: found",
     ]
 
 
@@ -42,7 +42,10 @@ def test_each_kernel_has_a_line_when_all_are_clean(tmp_path):
     [
         (CLEAN.replace("done in 0.5 s", BAD + "done in 0.5 s") + PLANTED + BAD, "turn_rows: 1 invalid accesses, 0.5 s"),
         (CLEAN.replace("done in 0.5 s", "Killed") + PLANTED + BAD, "turn_rows: clean, DID NOT END"),
-        (CLEAN + PLANTED + "done in 0.1 s", "a write beyond the cache, planted: NOT FOUND, so nothing above is proven"),
+        (
+            CLEAN + PLANTED + "done in 0.1 s",
+            "a write far beyond the cache, planted: NOT FOUND, so nothing above is proven",
+        ),
         (CLEAN, "turn_rows: clean, 0.5 s"),
         ("Traceback: no module named jax", "no kernel ran:"),
     ],
