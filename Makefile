@@ -30,20 +30,19 @@ test-newest:
 	$(NEWEST)/bin/python -c 'import jax; print("jax", jax.__version__)'
 	$(NEWEST)/bin/python -m pytest tests/kernels tests/mesh tests/engine tests/e2e/test_goldens.py tests/e2e/test_sampling.py
 
-# Triton's kernels on the CPU, in Triton's own interpreter, which needs an older numpy than the lock has. It is one
-# thread's work, so two processes share it.
+# Triton's kernels on the CPU, in Triton's own interpreter, which needs an older numpy than the lock has.
 test-interpreter:
 	UV_PROJECT_ENVIRONMENT=$(INTERPRETER) uv sync --frozen
 	uv --no-config pip install --python $(INTERPRETER)/bin/python triton jax-triton 'numpy<2.5'
-	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -n 2 -m interpreter tests/kernels tests/scripts
+	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest --dist worksteal -m interpreter tests/kernels tests/scripts
 
 # Kernels and steps compiled for GPUs that are not here. CUDA's libraries are a download of 2.6 GB.
 test-aot:
 	UV_PROJECT_ENVIRONMENT=$(AOT) uv sync --frozen --extra cuda13
-	JAX_PLATFORMS=cpu $(AOT)/bin/python -m pytest -n 2 -m aot tests/kernels tests/engine
+	JAX_PLATFORMS=cpu $(AOT)/bin/python -m pytest --dist worksteal -m aot tests/kernels tests/engine
 
 test-gpu:
-	uv run --extra $(CUDA) pytest -m gpu
+	uv run --extra $(CUDA) pytest -n 0 -m gpu
 
 # BENCH="--model llama-3.1-8b --load-format dummy --max-model-len 4096 --workloads L1,L8,W1" on a GPU
 bench:
