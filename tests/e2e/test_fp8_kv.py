@@ -1,8 +1,8 @@
 """A KV cache of 8-bit numbers: close to the exact one, and as independent of the batch as its rounding allows.
 
 The products of two batch sizes differ in the last bit of float32. Rounding to 8 bits makes a sixteenth of that where a
-number lies on a boundary, so tokens that are nearly tied may change. None of these requests meets such a number; some of
-Gemma 3's do.
+number lies on a boundary, so tokens that are nearly tied may change. None of these requests meets such a number; some
+of Gemma 3's do.
 """
 
 import random
