@@ -13,8 +13,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.kernels.e4m3.reference import E4M3
+from jaxllm.kernels.fused_linear.choice import FusedConfig
 from jaxllm.kernels.launch import capability, compiling_for, device_kind, num_multiprocessors
-from jaxllm.kernels.matmul.choice import FewRowsConfig, MosaicConfig, Stack
+from jaxllm.kernels.matmul.choice import FewRowsConfig, MosaicConfig, Stack, TurnedConfig
 from jaxllm.kernels.sampling.reference import Edits, Filters, Penalties
 from jaxllm.kernels.select import VERSIONS, select
 
@@ -93,6 +94,18 @@ def product(rows, dtype, kernel, config, transposed=False) -> Program:
     return lambda x, w, l: module.multiply(config, x, Stack(w, l), transposed=transposed), [*arrays, spec()]
 
 
+def fused(rows, dtype, config, is_gated=False) -> Program:
+    """A product with its norm, and a gate or a residual."""
+    module = importlib.import_module("jaxllm.kernels.fused_linear.triton")
+    width, activation = (512, "silu") if is_gated else (1024, None)
+    arrays = [spec(rows, 1024, dtype=dtype), spec(2, 1024, 1024, dtype=dtype), spec(2, 1024, dtype=dtype)]
+
+    def run(x, w, scales, residual, l):
+        return module.multiply(config, x, Stack(w, l), scales, residual, eps=1e-6, activation=activation)
+
+    return run, [*arrays, spec(rows, width, dtype=dtype), spec()]
+
+
 # With sizes that take another way through a kernel: padded heads, blocks smaller and larger than a tile of keys.
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "decode of bfloat16": lambda: attention(8, 8, 32, 8, 128, 16, HALF),
@@ -115,6 +128,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
         1, HALF, "triton_few_rows", FewRowsConfig(tile_in=64, tile_out=128, split=4, on_tensor_cores=False)
     ),
     "product of few rows": lambda: product(48, HALF, "triton_few_rows", FewRowsConfig(split=3), transposed=True),
+    "fused product of one row": lambda: fused(1, HALF, FusedConfig(256, 32, 8, 1, False)),
+    "fused gated product of few rows": lambda: fused(16, HALF, FusedConfig(), is_gated=True),
     "product of few float32 rows": lambda: product(8, FULL, "triton_few_rows", FewRowsConfig(tile_in=32)),
 }
 
@@ -124,6 +139,7 @@ HOPPERS: dict[str, Callable[[], Program]] = {
         256, 4, 14, 2, 64, 64, jnp.float16, window=True, softcap=30.0, name="mosaic"
     ),
     "product of many rows": lambda: product(256, HALF, "mosaic", MosaicConfig()),
+    "turned product": lambda: product(64, HALF, "mosaic_turned", TurnedConfig(), transposed=True),
 }
 
 
