@@ -44,10 +44,11 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def describe_gpu() -> Callable[[str], Any]:
-    """Gives a device that is not here to compile for: "a100", "l40s" or "h200", as tests/gpus/ describes them."""
+    """Gives a device that is not here to compile for: "h200" as mesh/ describes it, "a100" or "l40s" as tests/gpus/."""
 
     def describe(name: str) -> Any:
-        text = (Path(__file__).parent / "gpus" / f"{name}.txtpb").read_text()
+        folder = Path(__file__).parents[1] / "mesh" if name == "h200" else Path(__file__).parent / "gpus"
+        text = (folder / f"{name}.txtpb").read_text()
         topology = topologies.get_topology_desc("", platform="cuda", target_config=text, topology="1x1x1")
         return topology.devices[0]
 
