@@ -121,8 +121,7 @@ def _hidden(
         sin=sin,
         write_block=jnp.where(inputs.position < 0, 0, block_GT),
         write_offset=position_T % program.block_size,
-        # Computed, so that attention does not get a slice of the packed inputs: it would be recorded anew at each step.
-        block_table=jnp.maximum(inputs.block_table, 0),
+        block_table=inputs.block_table,
         query_start=inputs.query_start,
         context_len=inputs.context_len,
     )

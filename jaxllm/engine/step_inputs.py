@@ -59,10 +59,9 @@ def host_views(packed: np.ndarray, shape: StepShape, num_groups: int) -> StepInp
 
 
 def unpack(packed: jax.Array, shape: StepShape, num_groups: int) -> StepInputs[jax.Array]:
-    """The same fields inside the traced step.
+    """The same fields inside the traced step, each an array of its own.
 
-    They are copies: a kernel that read the packed array itself, which is another one in every step, would be recorded
-    again in every step.
+    A kernel that read a slice of the packed array, which is another one in each step, would be recorded anew each time.
     """
-    packed = jnp.maximum(packed, UNKNOWN_TOKEN)  # no number is less; XLA does not know that
-    return StepInputs(*packing.unpack(packed, field_shapes(shape, num_groups)))
+    fields = packing.unpack(packed, field_shapes(shape, num_groups))
+    return StepInputs(*(jnp.maximum(field, UNKNOWN_TOKEN) for field in fields))  # no number is less: XLA cannot know
