@@ -31,7 +31,7 @@ def from_key(key):
 @triton.jit
 def place(key, token):
     """A key and a token as one number: the larger the key, the larger it is; of equals the lowest token's first."""
-    return (tl.full([], 0, tl.int64) + key << 32) | (NO_TOKEN - token)
+    return (tl.full([], 0, tl.int64) + key << 32) | (token ^ NO_TOKEN)  # NO_TOKEN - token, of any integer up to it
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def placed_key(place):
 @triton.jit
 def placed_token(place):
     """The token in a place."""
-    return NO_TOKEN - (place & 0xFFFFFFFF).to(tl.int32)
+    return (place & 0xFFFFFFFF).to(tl.int32) ^ NO_TOKEN  # not behind NO_TOKEN: Triton 3.9 interprets that wrongly
 
 
 @triton.jit
