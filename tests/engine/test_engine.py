@@ -27,12 +27,12 @@ class Answer:
     def __init__(self, runner: "EchoRunner", tokens: list[int], step: int):
         self._runner, self._tokens, self._step = runner, tokens, step
 
-    def read(self) -> list[int]:
+    def read(self) -> list[list[int]]:
         self._runner.log.append(("read", self._step))
         time.sleep(self._runner.delay)
         if self._step in self._runner.fail_reads:
             raise RuntimeError("the device fell over\nsecond line")
-        return self._tokens
+        return [self._tokens]
 
     def read_scores(self) -> None:
         return None
@@ -55,7 +55,7 @@ class EchoRunner:
         if self.steps in self.fail_launches:
             raise ValueError("no such program")
         self.log.append(("launch", self.steps))
-        inputs = host_views(step.packed, step.shape, 1)
+        inputs = host_views(step.packed[0], step.shape, 1)
         tokens = []
         for b in range(step.shape.num_requests):
             token = inputs.token[max(inputs.query_start[b + 1] - 1, 0)]
