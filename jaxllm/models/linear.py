@@ -15,6 +15,7 @@ from jaxllm.kernels.matmul.choice import Stack
 from jaxllm.models.norms import NoNorm, Norm
 from jaxllm.models.parameters import LayerMatrix, LayerVector, product, times
 from jaxllm.models.step_context import Kernels
+from jaxllm.models.tensor_axis import sum_over_ranks
 
 
 class Residual(NamedTuple):
@@ -64,7 +65,7 @@ def linear_add(
     if is_whole and bias_D is None and residual is not None and residual.is_plain:
         flat_IO, stack = _matrix_operand(weight, x.ndim - 1)
         return kernels.linear_add(x.reshape(len(x), -1), flat_IO, residual.x_TD, stack=stack)
-    out_TD = jax.lax.psum(product(subscripts, x, param), "tensor")
+    out_TD = sum_over_ranks(product(subscripts, x, param))
     out_TD = out_TD if bias_D is None else out_TD + bias_D
     return out_TD if residual is None else residual.x_TD + times(residual.norm(out_TD, kernels), residual.scale)
 
