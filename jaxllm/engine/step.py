@@ -46,6 +46,7 @@ class StepProgram(NamedTuple):
     rules: AxisRules
     block_size: int
     kv_cache_dtype: str = "auto"  # the model's
+    capture_collectives: bool = False  # as nodes of a GPU's graph; otherwise they part it into pieces
 
     @property
     def platform(self) -> str:

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 # Tracing and lowering are Python: two threads at once take as long, and leave less of its time to whoever serves.
 _trace_lock = Lock()
 _FREE = nullcontext()
+# What XLA records by default, and collectives. As a compiler option the list is taken as it is: "+COLLECTIVES" is not.
+_CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,COLLECTIVES"
 
 
 class SamplerSettings(NamedTuple):
@@ -275,4 +277,7 @@ def temporary_bytes(compiled: jax.stages.Compiled) -> int:
 
 def compiler_options(program: StepProgram) -> dict[str, bool | int | str] | None:
     """On a GPU cuBLASLt instead of XLA's Triton GEMMs: they compile for half a minute, to gain at few rows only."""
-    return None if program.platform == "cpu" else {"xla_gpu_enable_triton_gemm": False}
+    if program.platform == "cpu":
+        return None
+    options: dict[str, bool | int | str] = {"xla_gpu_enable_triton_gemm": False}
+    return options | ({"xla_gpu_enable_command_buffer": _CAPTURED} if program.capture_collectives else {})
