@@ -169,7 +169,7 @@ class DecoderLayer(nnx.Module):
 
 
 class ParallelLayer(nnx.Module):
-    """Attention and MLP side by side, behind one norm."""
+    """Attention and MLP side by side, behind one norm; the tensor ranks add up both at once."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
         self.attention_norm = model_norm(cfg)
@@ -180,7 +180,8 @@ class ParallelLayer(nnx.Module):
     def __call__(self, x_TD, kv, place: LayerPlace, step: StepContext, kernels: Kernels):
         norm = self.attention_norm
         attended_TD, kv = self.attention(x_TD, norm, None, kv, place, step, kernels)
-        return x_TD + times(attended_TD + self.mlp(x_TD, norm, None, kernels), self.cfg.residual_scale), kv
+        both_TD = sum_over_ranks(attended_TD + self.mlp(x_TD, norm, None, kernels))
+        return x_TD + times(both_TD, self.cfg.residual_scale), kv
 
 
 class Embedding(nnx.Module):
