@@ -86,6 +86,7 @@ class EngineArgs:
     seed: int = flag(0, "seeds the draw of seeds for requests that bring none")
     tensor_parallel_size: int = flag(1, "devices that share the weights of each layer and the KV heads")
     data_parallel_size: int = flag(1, "copies of the model, each with requests and a KV pool of its own")
+    capture_collectives: bool = flag(False, "on several GPUs, record the collectives of a step in its graph too")
     max_model_len: int | None = flag(None, "longest prompt + output; default: the model's, or what the KV pool holds")
     block_size: int = flag(16, "tokens in a KV block")
     kv_cache_dtype: str = flag("auto", "auto (the model's dtype), fp8 or fp8_e4m3, bfloat16, float16 or float32")
