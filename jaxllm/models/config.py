@@ -106,6 +106,13 @@ class ModelConfig:
             self, num_q_heads=layout.places, num_kv_heads=layout.num_slots, tensor=tensor, heads=layout
         )
 
+    def unsplit(self) -> "ModelConfig":
+        """Gives the configuration before it was split: what a checkpoint holds."""
+        if self.heads is None:
+            return self
+        sizes = {"num_q_heads": self.heads.num_q_heads, "num_kv_heads": self.heads.num_kv_heads}
+        return dataclasses.replace(self, **sizes, tensor=1, heads=None)
+
     @property
     def vocab_rows(self) -> int:
         """Rows of embedding and head: those from `vocab_size` on make the tensor ranks' shares equal."""

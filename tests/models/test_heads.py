@@ -117,6 +117,7 @@ def test_a_split_configuration_has_slots_for_heads_and_padded_rows(caplog):
         split = SMOLLM2.split(4)
     assert (split.num_q_heads, split.num_kv_heads, split.vocab_rows) == (12, 4, 49_156)
     assert split.heads == lay_out_heads(9, 3, 4)
+    assert split.unsplit() == SMOLLM2
     assert [record.getMessage() for record in caplog.records] == [
         "9 query and 3 KV heads on 4 tensor ranks: 3 of 12 places of query heads are empty (25%)"
     ]
