@@ -58,13 +58,16 @@ def test_two_ranks_give_the_logits_of_one_device(tmp_path, make_golden, random_c
     np.testing.assert_allclose(two, one, atol=1e-3, rtol=0)
 
 
-# SmolLM2's heads; more ranks than KV heads, with a norm over all of them.
+# SmolLM2's heads; more ranks than KV heads, with a norm over all of them; and a vocabulary that does not divide.
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "architecture"), [((9, 3), "Llama"), ((14, 2), "Olmo2")])
 def test_heads_that_do_not_divide_give_the_logits_of_one_device(
     tmp_path, make_golden, random_checkpoint, run_program, monkeypatch, heads, architecture
 ):
-    sizes = dict(zip(("num_attention_heads", "num_key_value_heads"), heads, strict=True)) | {"num_hidden_layers": 2}
+    sizes = dict(zip(("num_attention_heads", "num_key_value_heads"), heads, strict=True)) | {
+        "num_hidden_layers": 2,
+        "vocab_size": 322,
+    }
     config = make_golden.CONFIGS["falcon3"] | sizes | {"architectures": [f"{architecture}ForCausalLM"]}
     monkeypatch.setitem(make_golden.CONFIGS, "uneven", config)
     random_checkpoint(tmp_path, "uneven")
