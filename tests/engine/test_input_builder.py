@@ -230,6 +230,8 @@ def test_prompts_are_scored_and_counts_begin_anew_on_the_rank_that_has_the_reque
     counted = make_request([7, 8], frequency_penalty=0.5)
     parts = [batch_of(scheduled(counted, 2, 0, 2)).ranks[0], batch_of(scheduled(scored, 2, 0, 5, False)).ranks[0]]
     step = builder.build(ScheduledBatch(tuple(parts), 1))
+    assert step.prompt is not None
+    assert step.sampling is not None
     assert step.prompt.runs == ((), ((scored, 1, 4),))
     assert step.prompt.index_and_token.tolist() == [[[0] * 4, [0] * 4], [[0, 1, 2, 3], [51, 52, 53, 54]]]
     assert [(reset.rank, reset.row) for reset in step.sampling.count_resets] == [(0, 2)]
