@@ -19,7 +19,7 @@ from jaxllm.scheduler.kv_cache import KVCache
 from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.record import blank
-from jaxllm.scheduler.request import FinishReason, Request, RequestStatus, RequestUpdate
+from jaxllm.scheduler.request import FinishReason, Request, RequestStatus, RequestUpdate, WeightVersion
 from jaxllm.scheduler.roster import Roster
 from jaxllm.scheduler.snapshot import VERSION, Encode, place_requests, plain_requests, unchanged
 from jaxllm.scheduler.step_planner import StepPlanner
@@ -38,6 +38,7 @@ class Scheduler:
         self._planner = StepPlanner(config, self._kv, self._roster, self._counters, pace)
         self._deadlines = Deadlines()
         self._is_paused = False
+        self.weight_version: WeightVersion = 0  # stamped on what is sampled
         self._last_scheduled = 0
         self._last_updated = 0
 
@@ -136,7 +137,7 @@ class Scheduler:
             raise ValueError(f"step {batch.step} came after step {self._last_updated} was read")
         self._last_updated = batch.step
         updates: list[RequestUpdate] = []
-        finished = RequestStatus.FINISHED
+        finished, version = RequestStatus.FINISHED, self.weight_version
         for item, token in zip(batch.items, token_ids, strict=True):
             if not item.samples:
                 continue
@@ -165,6 +166,7 @@ class Scheduler:
             update.num_cached_tokens = request.num_cached_tokens
             update.first_scheduled_time = request.first_scheduled_time
             update.scores = None
+            update.weight_version = version
             updates.append(update)
         return updates
 
@@ -244,6 +246,23 @@ class Scheduler:
         if mode == "drop":
             self.recompute_all(())
 
+    def change_weights(self, version: WeightVersion, kv: Literal["keep", "drop", "recompute"]) -> list[RequestUpdate]:
+        """Takes note that all steps from here on run on other weights; none may be in flight.
+
+        What runs goes on with the KV that it has ("keep"), is computed again ("recompute"), or ends, wherever it has
+        begun ("drop"). No prefix of older weights is found any more, nor remembered later. Gives what ended.
+        """
+        ended: list[RequestUpdate] = []
+        if kv == "drop":
+            begun = [r for r in self._roster.living.values() if r.status is RequestStatus.RUNNING or r.output_ids]
+            ended = [self._end_without_token(request, "abort") for request in begun]
+        elif kv == "recompute":
+            for request in tuple(self._roster.running):
+                self._planner.send_back(request)
+        self._kv.begin_generation()
+        self.weight_version = version
+        return ended
+
     def resume_all(self) -> None:
         self._is_paused = False
 
@@ -319,4 +338,5 @@ class Scheduler:
             num_output_tokens=len(request.output_ids),
             num_cached_tokens=request.num_cached_tokens,
             first_scheduled_time=request.first_scheduled_time,
+            weight_version=self.weight_version,
         )

@@ -87,9 +87,11 @@ def plan_memory(
     weights: int,
     temporaries: int,
     kv_dtype: str | None = None,
+    are_there: bool = False,
 ) -> MemoryPlan:
     """Sizes the pool, and the longest request if the user leaves it open; the weights are not on the device yet.
 
+    `are_there` says that they are: the caller's program holds them, and they count as its other arrays do.
     `chunk` is the most tokens of one request that a step computes: windows give nothing back within it. `kv_dtype` is
     the type of the cache, if not the model's.
 
@@ -102,7 +104,9 @@ def plan_memory(
     if args.num_gpu_blocks_override is not None:
         num_blocks = args.num_gpu_blocks_override
     else:
-        num_blocks = on_grid(pool_bytes(args, devices[0], device, weights, temporaries) // per_block)
+        num_blocks = on_grid(
+            pool_bytes(args, devices[0], device, 0 if are_there else weights, temporaries) // per_block
+        )
     tokens_per_block = args.block_size / num_groups
     groups = KVGroups(cfg.kv_layout.windows)
 
