@@ -89,7 +89,7 @@ def start_engine(args: EngineArgs, held: Held | None = None) -> Started:
 
 def _start(args: EngineArgs, held: Held) -> Started:
     times = StartTimes()
-    mesh = _engine_mesh(held)
+    mesh = _engine_mesh(args, held)
     with times.phase("open"):
         source = find_model(args) if held.model is None else take_model(args, held.model)
     with times.phase("tokenizer"):
@@ -102,15 +102,24 @@ def _start(args: EngineArgs, held: Held) -> Started:
     return Started(built, tokenizer, args.model)
 
 
-def _engine_mesh(held: Held) -> Mesh | None:
+def _engine_mesh(args: EngineArgs, held: Held) -> Mesh | None:
     if held.mesh is None:
         if held.axis_rules is not None:
             raise InputError("axis_rules name the axes of a mesh: give mesh= as well")
         return None
+    for name in ("data_parallel_size", "tensor_parallel_size"):
+        if getattr(args, name) != 1:
+            raise InputError(f"{name}={getattr(args, name)}: the sizes are those of mesh=; leave it out")
     try:
-        return engine_mesh(held.mesh, callers_axes(held.mesh, held.axis_rules))
+        mesh = engine_mesh(held.mesh, callers_axes(held.mesh, held.axis_rules))
     except ValueError as error:
         raise InputError(str(error)) from None
+    if mesh.shape["data"] > 1:
+        raise InputError(
+            f"a data axis of {mesh.shape['data']} is not supported yet: let batch and kv_blocks of axis_rules be None, "
+            "and each of its ranks does the same"
+        )
+    return mesh
 
 
 def _make_tokenizer(args: EngineArgs, source: ModelSource, own: Tokenizer | None) -> Tokenizer | None:

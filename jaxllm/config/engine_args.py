@@ -30,8 +30,6 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 # vLLM's flags whose feature is not built yet, with the value that asks for nothing. Any other value is refused.
 NOT_BUILT: dict[str, object] = {
-    "tensor_parallel_size": 1,
-    "data_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "enable_expert_parallel": False,
     "calculate_kv_scales": False,
@@ -86,14 +84,17 @@ class EngineArgs:
     use_tqdm_on_load: bool = flag(True, "progress bar while loading")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16; auto is float32 on a CPU")
     seed: int = flag(0, "seeds the draw of seeds for requests that bring none")
+    tensor_parallel_size: int = flag(1, "devices that share the weights of each layer and the KV heads")
+    data_parallel_size: int = flag(1, "copies of the model, each with requests and a KV pool of its own")
+    capture_collectives: bool = flag(False, "on several GPUs, record the collectives of a step in its graph too")
     max_model_len: int | None = flag(None, "longest prompt + output; default: the model's, or what the KV pool holds")
     block_size: int = flag(16, "tokens in a KV block")
     kv_cache_dtype: str = flag("auto", "auto (the model's dtype), fp8 or fp8_e4m3, bfloat16, float16 or float32")
     gpu_memory_utilization: float = flag(0.9, "share of the GPU's memory for weights, temporaries and KV pool")
     kv_cache_memory_bytes: int | None = flag(None, "size of the KV pool in bytes; overrides the share")
     num_gpu_blocks_override: int | None = flag(None, "size of the KV pool in blocks; overrides both")
-    max_num_seqs: int | None = flag(None, "most requests running at once; default 256 on a GPU, 32 on a CPU")
-    max_num_batched_tokens: int | None = flag(None, "most tokens in a step; default 8192 on a GPU, 512 on a CPU")
+    max_num_seqs: int | None = flag(None, "most requests running at once (per data rank); default 256, 32 on a CPU")
+    max_num_batched_tokens: int | None = flag(None, "most tokens in a step (per data rank); default 8192, 512 on a CPU")
     scheduling_policy: str = flag("fcfs", "order of admission: fcfs, priority (lower first), or one of docs/tuning.md")
     enable_prefix_caching: bool = flag(True, "share the KV blocks of prompts that begin alike")
     long_prefill_token_threshold: int = flag(0, "most tokens of one request in a step; 0 sets no cap")
@@ -134,6 +135,8 @@ class EngineArgs:
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 _LEAST: dict[str, float] = {
+    "tensor_parallel_size": 1,
+    "data_parallel_size": 1,
     "max_model_len": 2,
     "kv_cache_memory_bytes": 1,
     "num_gpu_blocks_override": 2,  # block 0 is reserved

@@ -4,14 +4,16 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jaxlib._jax import Device
 
 from jaxllm.config.engine_args import DTYPES, KV_CACHE_DTYPES, EngineArgs
 from jaxllm.config.errors import InputError
@@ -24,7 +26,7 @@ from jaxllm.engine.generation_config import choose_generation_config, sampling_d
 from jaxllm.engine.given_weights import show_taken, take_weights
 from jaxllm.engine.input_builder import InputBuilder
 from jaxllm.engine.limits import EngineLimits
-from jaxllm.engine.memory import MemoryPlan, plan_memory, show_bytes, temporaries_bound, tree_bytes
+from jaxllm.engine.memory import MemoryPlan, bytes_per_device, plan_memory, show_bytes, temporaries_bound
 from jaxllm.engine.model_runner import ModelRunner
 from jaxllm.engine.sampler_inputs import SamplerShape
 from jaxllm.engine.step import StepProgram
@@ -217,7 +219,7 @@ def build_engine(
     if isinstance(args.scheduling_policy, str):  # a Python program may pass a policy of its own
         policy_named(args.scheduling_policy)
     with times.phase("devices"):
-        mesh = mesh or build_mesh()
+        mesh = mesh or mesh_of(args)
     prepared = prepare(args, source, mesh)
     compiler = prepared.compiler
     first, rest = ([], []) if args.enforce_eager else prepared.plan()
@@ -248,6 +250,21 @@ def build_engine(
     )
 
 
+def mesh_of(args: EngineArgs, devices: Sequence[Device] | None = None) -> Mesh:
+    """Lays out the devices as the flags say.
+
+    Raises:
+        InputError: there are too few of them.
+    """
+    try:
+        return build_mesh(args.data_parallel_size, args.tensor_parallel_size, devices)
+    except ValueError as error:
+        count = args.data_parallel_size * args.tensor_parallel_size
+        more = f", or set XLA_FLAGS=--xla_force_host_platform_device_count={count} for virtual ones"
+        more = more if jax.default_backend() == "cpu" else ""
+        raise InputError(f"{error}: lower data_parallel_size or tensor_parallel_size{more}") from None
+
+
 def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
     """Decides everything that programs depend on: kernels, memory, shapes. Nothing is compiled, no weight is read.
 
@@ -268,8 +285,9 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         args,
         model,
         list(mesh.devices.flat),
-        weights=tree_bytes(abstract_weights(program)),
-        temporaries=0 if platform == "cpu" else temporaries_bound(model, max_tokens, max_seqs),
+        num_shares=mesh.shape["tensor"],
+        weights=bytes_per_device(abstract_weights(program)),
+        temporaries=0 if platform == "cpu" else temporaries_bound(model, max_tokens, max_seqs, mesh.shape["tensor"]),
         chunk=max_tokens,
         kv_dtype=program.kv_dtype.name,
         are_there=given is not None,
@@ -288,10 +306,7 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
 
 def _check_split(model: ModelConfig, mesh: Mesh) -> None:
     """Refuses a mesh over which the model cannot be dealt out evenly."""
-    data, tensor = mesh.shape["data"], mesh.shape["tensor"]
-    if data > 1:
-        raise InputError(f"a data axis of {data} is not supported yet; leave it at 1")
-    heads, ffn = model.num_kv_heads, model.d_ff
+    tensor, heads, ffn = mesh.shape["tensor"], model.num_kv_heads, model.d_ff
     if heads % tensor or ffn % tensor:
         fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == ffn % size == 0)
         raise InputError(
@@ -314,6 +329,8 @@ def _join(
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
     """Joins scheduler, input builder and runner."""
+    if args.data_parallel_size > 1:
+        raise InputError(f"data_parallel_size={args.data_parallel_size} is not supported yet; leave it out or at 1")
     model, memory, compiler = prepared.model, prepared.memory, prepared.compiler
     max_seqs, max_tokens, buckets = compiler.num_rows, prepared.max_num_batched_tokens, prepared.buckets
     pace = None
@@ -398,6 +415,7 @@ def _step_program(args: EngineArgs, source: ModelSource, model: ModelConfig, mes
         AxisRules(),
         args.block_size,
         KV_CACHE_DTYPES[args.kv_cache_dtype],
+        args.capture_collectives,
     )
 
 

@@ -39,7 +39,7 @@ class FailedLaunch:
 
     error: Exception
 
-    def read(self) -> list[int]:
+    def read(self) -> list[list[int]]:
         raise self.error
 
     def read_scores(self) -> None:
@@ -319,10 +319,11 @@ class Engine:
             return self._recover(launched, error)
         read = time.perf_counter()
         self._tell_pace(launched, read)
-        tokens = tokens[: len(launched.batch.items)]
+        own = tokens[0][: len(launched.batch.items)]
         with self._span("update"):
-            updates = self.scheduler.update(launched.batch, tokens)
-            self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
+            updates = self.scheduler.update(launched.batch, own)
+            told = scores and scores.of_rank(0)
+            self._scores.add(launched.batch, own, launched.prompt, told, updates)
         self.times.wait += read - start
         self.times.update += time.perf_counter() - read
         return updates

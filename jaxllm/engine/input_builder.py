@@ -28,7 +28,7 @@ class PromptRun(NamedTuple):
 
 
 class PromptScoring(NamedTuple):
-    """Which tokens of prompts a step scores: [2, N], the flat token before each and the token itself; in runs."""
+    """Which tokens of prompts a step scores: [R, 2, N], the flat token before each and the token itself; in runs."""
 
     index_and_token: np.ndarray
     num_best: int
@@ -38,12 +38,13 @@ class PromptScoring(NamedTuple):
 class PackedStep(NamedTuple):
     """What the runner takes: the compiled shape, its packed inputs, and blocks to copy (from, to) before the step.
 
+    Inputs are stacked by data rank, copies come for each rank, or there are none.
     `sampling` is for the sampler's program, where the step does not choose tokens itself.
     """
 
     shape: StepShape
     packed: np.ndarray
-    copies: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[tuple[int, int], ...], ...] = ()
     sampling: PackedSampling | None = None
     prompt: PromptScoring | None = None
     num_tokens: int = 0  # without padding
@@ -110,8 +111,8 @@ class InputBuilder:
             always = prompt is not None or variant == "greedy"
             sampling = self._sampler.build(items, row_B, context_B, samples_B, shape.num_requests, always)
         # Fresh each time: the device may still read the one before.
-        packed = np.zeros(packed_size(shape, self._num_groups), np.int32)
-        inputs = host_views(packed, shape, self._num_groups)
+        packed = np.zeros((1, packed_size(shape, self._num_groups)), np.int32)
+        inputs = host_views(packed[0], shape, self._num_groups)
         # The device knows what it has chosen itself, often before the host does.
         known_B = (self._sampled[row_B] != start_B) | (count_B > 1)
         write = _write_single_tokens if num_tokens == B else _write_chunks
@@ -122,7 +123,8 @@ class InputBuilder:
         inputs.samples[:B] = samples_B
         inputs.block_table[:, :B, :width] = self._tables[:, row_B, :width]
         self._sampled[row_B[samples_B]] = context_B[samples_B]
-        return PackedStep(shape, packed, batch.copies, sampling, prompt, num_tokens, int(context_B.sum()))
+        copies = (batch.copies,) if batch.copies else ()
+        return PackedStep(shape, packed, copies, sampling, prompt, num_tokens, int(context_B.sum()))
 
     def _prompt_scoring(self, items: tuple[Scheduled, ...]) -> PromptScoring | None:
         index, token, num_best, runs, flat = [], [], [], [], 0
@@ -142,7 +144,7 @@ class InputBuilder:
         if not runs:
             return None
         most = -1 if min(num_best) < 0 else max(num_best)
-        return PromptScoring(np.asarray([index, token], np.int32), best_size(most, self._vocab_size), tuple(runs))
+        return PromptScoring(np.asarray([[index, token]], np.int32), best_size(most, self._vocab_size), tuple(runs))
 
     def _take_row(self, request: Request) -> None:
         """Begins anew with a row that has another owner now, or the same one with other blocks."""

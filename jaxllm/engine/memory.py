@@ -23,7 +23,10 @@ _GRID = 64  # the number of blocks is a compiled shape: a coarse one keeps cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Where the device's memory goes, in bytes, and what the pool holds. `device` is 0 where no limit is known."""
+    """Where the memory of each device goes, in bytes, and what the pool of a data rank holds.
+
+    `device` is 0 where no limit is known.
+    """
 
     device: int
     weights: int
@@ -62,19 +65,19 @@ class MemoryPlan:
         return rows
 
 
-def block_bytes(cfg: ModelConfig, block_size: int, itemsize: int) -> int:
-    """Bytes of one physical block: it serves the layers of one group."""
-    return cfg.kv_layout.layers_per_group * 2 * cfg.num_kv_heads * block_size * cfg.head_dim * itemsize
+def block_bytes(cfg: ModelConfig, block_size: int, itemsize: int, num_shares: int = 1) -> int:
+    """Bytes that one physical block, which serves the layers of one group, takes on each of its tensor ranks."""
+    return cfg.kv_layout.layers_per_group * 2 * (cfg.num_kv_heads // num_shares) * block_size * cfg.head_dim * itemsize
 
 
-def temporaries_bound(cfg: ModelConfig, num_tokens: int, num_requests: int) -> int:
+def temporaries_bound(cfg: ModelConfig, num_tokens: int, num_requests: int, num_shares: int = 1) -> int:
     """Bytes that the largest step takes at most beside weights and pool: its tokens' features in a layer, its logits.
 
     Compiled programs took 0.7 to 0.8 of the first part (docs/startup.md); a start compares when it has compiled one.
     """
     itemsize = jnp.dtype(cfg.dtype).itemsize
     qkv = (cfg.num_q_heads + 2 * cfg.num_kv_heads) * cfg.head_dim
-    layer = 3 * cfg.d_ff + qkv + cfg.num_q_heads * cfg.head_dim + 2 * cfg.d_model
+    layer = (3 * cfg.d_ff + qkv + cfg.num_q_heads * cfg.head_dim) // num_shares + 2 * cfg.d_model
     return num_tokens * layer * itemsize + 3 * num_requests * cfg.vocab_size * 4 + _SMALL_TEMPORARIES
 
 
@@ -84,6 +87,7 @@ def plan_memory(
     devices: Sequence[Device],
     *,
     chunk: int,
+    num_shares: int = 1,
     weights: int,
     temporaries: int,
     kv_dtype: str | None = None,
@@ -91,22 +95,22 @@ def plan_memory(
 ) -> MemoryPlan:
     """Sizes the pool, and the longest request if the user leaves it open; the weights are not on the device yet.
 
-    `are_there` says that they are: the caller's program holds them, and they count as its other arrays do.
-    `chunk` is the most tokens of one request that a step computes: windows give nothing back within it. `kv_dtype` is
-    the type of the cache, if not the model's.
+    `chunk` is the most tokens of one request that a step computes: windows give nothing back within it. `num_shares`
+    tensor ranks share the KV heads; weights and temporaries are those of one device. `kv_dtype` is the type of the
+    cache, if not the model's. `are_there` says that the caller's program holds the weights already, and that they count
+    as its other arrays do.
 
     Raises:
         InputError: nothing is left for the pool, or not enough for one request of max_model_len.
     """
-    per_block = block_bytes(cfg, args.block_size, jnp.dtype(kv_dtype or cfg.dtype).itemsize)
+    per_block = block_bytes(cfg, args.block_size, jnp.dtype(kv_dtype or cfg.dtype).itemsize, num_shares)
     num_groups = len(cfg.kv_layout.windows)
     device = device_memory(devices[0])
     if args.num_gpu_blocks_override is not None:
         num_blocks = args.num_gpu_blocks_override
     else:
-        num_blocks = on_grid(
-            pool_bytes(args, devices[0], device, 0 if are_there else weights, temporaries) // per_block
-        )
+        coming = 0 if are_there else weights
+        num_blocks = on_grid(pool_bytes(args, devices, device, coming, temporaries) // per_block)
     tokens_per_block = args.block_size / num_groups
     groups = KVGroups(cfg.kv_layout.windows)
 
@@ -138,13 +142,13 @@ def plan_memory(
     )
 
 
-def pool_bytes(args: EngineArgs, device: Device, total: int, weights: int, temporaries: int) -> int:
-    """The pool's share of the memory: what the user says, or what weights and temporaries leave of the GPU's share."""
+def pool_bytes(args: EngineArgs, devices: Sequence[Device], total: int, weights: int, temporaries: int) -> int:
+    """The pool's share of a device: what the user says, or what weights and temporaries leave of the GPU's share."""
     if args.kv_cache_memory_bytes is not None:
         return args.kv_cache_memory_bytes
-    if device.platform == "cpu":
-        return min(CPU_POOL_BYTES, host_memory() // 2)
-    used = weights + memory_in_use(device)  # whatever else the process holds is left alone
+    if devices[0].platform == "cpu":
+        return min(CPU_POOL_BYTES, host_memory() // 2) // len(devices)
+    used = weights + max(map(memory_in_use, devices))  # whatever else the process holds is left alone
     free = int(total * args.gpu_memory_utilization) - used - temporaries
     if free <= 0:
         raise InputError(
@@ -194,9 +198,10 @@ def _grid_step(num_blocks: int) -> int:
     return 2 ** max(0, num_blocks.bit_length() - int(math.log2(_GRID)) - 1)
 
 
-def tree_bytes(tree: object) -> int:
-    """Bytes of all arrays in a pytree."""
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def bytes_per_device(tree: object) -> int:
+    """Bytes that the arrays of a pytree take on each device, of which all hold equal parts."""
+    leaves = jax.tree.leaves(tree)
+    return sum(int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def show_bytes(num_bytes: float) -> str:

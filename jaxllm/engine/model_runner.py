@@ -7,7 +7,6 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from jaxllm.engine.given_weights import take_weights
 from jaxllm.engine.input_builder import PackedStep, PromptScoring
@@ -15,7 +14,7 @@ from jaxllm.engine.sampler import IN_PROMPT, Sampled, ScoreArrays
 from jaxllm.engine.sampler_builder import CountReset, PackedSampling
 from jaxllm.engine.sampler_inputs import WHOLE_VOCABULARY
 from jaxllm.engine.small_arrays import leave_holes
-from jaxllm.engine.step import RowState, StepProgram, make_logits
+from jaxllm.engine.step import OfRank, RowState, StepProgram, make_logits, over_mesh
 from jaxllm.engine.step_compiler import StepCompiler
 from jaxllm.mesh.adopt import Adopted
 from jaxllm.mesh.caller import without_callers_mesh
@@ -26,17 +25,24 @@ SCORED_TILES = (16, 64, 256)  # tokens of prompts that are scored in one call
 
 
 class StepScores(NamedTuple):
-    """What a step told besides tokens: scores of the chosen tokens, and those of prompt tokens in launches' order."""
+    """What a step told besides tokens: scores of the chosen tokens, and those of prompt tokens in launches' order.
+
+    All arrays have a leading axis of the data ranks.
+    """
 
     tokens: ScoreArrays[np.ndarray] | None
     prompt: tuple[ScoreArrays[np.ndarray], ...]
+
+    def of_rank(self, rank: int) -> "StepScores":
+        """Gives what concerns one data rank, without the leading axis of all of them."""
+        return jax.tree.map(lambda array: array[rank], self)
 
 
 class PendingTokens(Protocol):
     """A launched step's answer, still on its way."""
 
-    def read(self) -> list[int]:
-        """Waits for the step; gives one token per padded row. Raises what the step raised."""
+    def read(self) -> list[list[int]]:
+        """Waits for the step; gives for each data rank one token per padded row. Raises what the step raised."""
         ...
 
     def read_scores(self) -> StepScores | None:
@@ -82,7 +88,7 @@ class DeviceTokens:
                 array.copy_to_host_async()
         self._tokens, self._scores, self._prompt = tokens, scores, prompt
 
-    def read(self) -> list[int]:
+    def read(self) -> list[list[int]]:
         return np.asarray(self._tokens).tolist()
 
     def read_scores(self) -> StepScores | None:
@@ -101,6 +107,7 @@ class ModelRunner:
         self._compiler = compiler
         self._largest_input = largest_input
         self._fences: list[jax.Array] = []
+        self._stacked = self.program.sharding(OfRank())
         self.reset()
 
     @property
@@ -138,9 +145,11 @@ class ModelRunner:
         shape, dtype = self.program.kv_shape(self._compiler.num_blocks), self.program.kv_dtype
         kv_sharding = self.program.sharding(self.program.kv_spec())
         self._kv = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=kv_sharding)()
-        self._rows = RowState(self._to_device(np.zeros(self._compiler.num_rows + 1, np.int32)))
+        self._rows = RowState(self._to_ranks(np.zeros((self.program.num_ranks, self._compiler.num_rows + 1), np.int32)))
         if self.program.platform != "cpu" and not self._fences:
-            self._fences = leave_holes(self._largest_input, self._to_device)
+            self._fences = leave_holes(
+                self._largest_input, lambda hole: self._to_ranks(np.stack([hole] * self.program.num_ranks))
+            )
 
     def execute(self, step: PackedStep) -> DeviceTokens:
         """Launches a step, compiling its shape first where that has not happened yet."""
@@ -159,22 +168,23 @@ class ModelRunner:
         forward = self._compiler.get(step.shape)
         if step.copies:
             self._copy_blocks(step.copies)
-        arguments = (self._weights, self._kv, self._rows, self._to_device(step.packed))
+        arguments = (self._weights, self._kv, self._rows, self._to_ranks(step.packed))
         if step.shape.variant == "greedy":
             tokens, self._kv, self._rows = forward(*arguments)
             return DeviceTokens(tokens)
         logits, *hidden, self._kv = forward(*arguments)
         prompt = self._score_prompt(hidden[0], step.prompt) if step.prompt else ()
         if step.sampling is None:  # prompts are scored, and none of them ends here
-            return DeviceTokens(self._to_device(np.zeros(step.shape.num_requests, np.int32)), None, prompt)
+            none = np.zeros((self.program.num_ranks, step.shape.num_requests), np.int32)
+            return DeviceTokens(self._to_ranks(none), None, prompt)
         sampled = self._sample(logits, step.sampling)
         return DeviceTokens(sampled.token, sampled.scores, prompt)
 
     def logits(self, step: PackedStep) -> np.ndarray:
-        """Runs a step for its logits [T, V] (float32) instead of its tokens; the KV is written all the same."""
+        """Runs a step for its logits [R, T, V] (float32) instead of its tokens; the KV is written all the same."""
         function = jax.jit(make_logits(self.program, step.shape), donate_argnums=1)
         with without_callers_mesh():
-            logits, self._kv = function(self._weights, self._kv, self._rows, self._to_device(step.packed))
+            logits, self._kv = function(self._weights, self._kv, self._rows, self._to_ranks(step.packed))
         return np.asarray(logits)
 
     def close(self) -> None:
@@ -185,67 +195,83 @@ class ModelRunner:
     def _sample(self, logits: jax.Array, sampling: PackedSampling) -> Sampled[jax.Array]:
         """Chooses tokens from logits, in the device's order behind the forward pass."""
         sampler = self._compiler.get_sampler(sampling.layout.shape)
-        packed = self._to_device(sampling.packed)
+        packed = self._to_ranks(sampling.packed)
         if not sampling.layout.shape.penalties:
             sampled, self._rows = sampler(logits, self._rows, packed)
             return sampled
         for reset in sampling.count_resets:
-            self._counts = _count(self._token_counts(), *self._counted_tokens(reset))
+            self._counts = self._count(self._token_counts(), *self._counted_tokens(reset))
         sampled, self._rows, self._counts = sampler(logits, self._rows, self._token_counts(), packed)
         return sampled
 
     def _token_counts(self) -> jax.Array:
         """The occurrences of each token in each row; made at first use, since most engines never need them."""
         if self._counts is None:
-            shape = (self._compiler.num_rows + 1, self.program.decoder.cfg.vocab_size)
-            sharding = self.program.sharding(PartitionSpec())
-            self._counts = jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=sharding)()
+            counts = self.program.of_rank((self._compiler.num_rows + 1, self.program.decoder.cfg.vocab_size), jnp.int32)
+            self._counts = jax.jit(lambda: jnp.zeros(counts.shape, counts.dtype), out_shardings=counts.sharding)()
         return self._counts
 
     def _counted_tokens(self, reset: CountReset) -> tuple[jax.Array, ...]:
-        """A row and the tokens of its prompt and output, padded to powers of four with a token that does not exist."""
-        vocab_size = self.program.decoder.cfg.vocab_size
+        """A row and the tokens of its prompt and output, padded to powers of four with a token that does not exist.
+
+        The other data ranks count nothing, in their spare rows.
+        """
+        vocab_size, num_ranks = self.program.decoder.cfg.vocab_size, self.program.num_ranks
 
         def padded(token_ids: list[int]) -> jax.Array:
             size = 64 << 2 * max(0, -(-((len(token_ids) - 1).bit_length() - 6) // 2))
-            array = np.full(size, vocab_size, np.int32)
-            array[: len(token_ids)] = token_ids
-            return self._to_device(array)
+            array = np.full((num_ranks, size), vocab_size, np.int32)
+            array[reset.rank, : len(token_ids)] = token_ids
+            return self._to_ranks(array)
 
-        return self._to_device(np.asarray(reset.row, np.int32)), padded(reset.prompt_ids), padded(reset.output_ids)
+        row = np.full(num_ranks, self._compiler.num_rows, np.int32)
+        row[reset.rank] = reset.row
+        return self._to_ranks(row), padded(reset.prompt_ids), padded(reset.output_ids)
 
     def _score_prompt(self, hidden: jax.Array, prompt: PromptScoring) -> list[ScoreArrays]:
         """Scores prompt tokens a tile at a time, so that few rows of logits exist at once."""
-        scores, (num_tokens, total) = [], (hidden.shape[0], prompt.index_and_token.shape[1])
+        scores, (num_tokens, total) = [], (hidden.shape[1], prompt.index_and_token.shape[2])
         for start in range(0, total, SCORED_TILES[-1]):
-            part = prompt.index_and_token[:, start : start + SCORED_TILES[-1]]
-            size = next(size for size in SCORED_TILES if size >= part.shape[1])
-            padded = np.zeros((2, size), np.int32)
-            padded[:, : part.shape[1]] = part
+            part = prompt.index_and_token[:, :, start : start + SCORED_TILES[-1]]
+            size = next(size for size in SCORED_TILES if size >= part.shape[2])
+            padded = np.zeros((*part.shape[:2], size), np.int32)
+            padded[:, :, : part.shape[2]] = part
             scorer = self._compiler.get_prompt_scorer(num_tokens, size, prompt.num_best)
-            told = scorer(self._weights, hidden, self._to_device(padded))
+            told = scorer(self._weights, hidden, self._to_ranks(padded))
             if prompt.num_best == WHOLE_VOCABULARY:  # as large as the logits: it leaves before the next is made
                 told = jax.tree.map(np.asarray, told)
             scores.append(told)
         return scores
 
-    def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
+    def _copy_blocks(self, copies: tuple[tuple[tuple[int, int], ...], ...]) -> None:
         """Copies whole blocks in all layers, in the device's order before the step; padded with block 0 onto itself."""
-        padded = np.zeros((2, 1 << (len(copies) - 1).bit_length()), np.int32)
-        padded[:, : len(copies)] = np.asarray(copies).T
-        self._kv = _copy_blocks(self._kv, self._to_device(padded))
+        size = 1 << (max(map(len, copies)) - 1).bit_length()
+        padded = np.zeros((len(copies), 2, size), np.int32)
+        for rank, pairs in enumerate(copies):
+            padded[rank, :, : len(pairs)] = np.asarray(pairs, np.int32).reshape(-1, 2).T
+        self._kv = self._copy(self._kv, self._to_ranks(padded))
 
-    def _to_device(self, array: np.ndarray) -> jax.Array:
-        return jax.device_put(array, self.program.sharding(PartitionSpec()))
+    @functools.cached_property
+    def _copy(self) -> Callable:
+        kv_spec = self.program.kv_spec()
+        return jax.jit(
+            over_mesh(self.program, "copy_blocks", _copy_blocks, (kv_spec, OfRank()), kv_spec), donate_argnums=0
+        )
+
+    @functools.cached_property
+    def _count(self) -> Callable:
+        return jax.jit(over_mesh(self.program, "count", _count, (OfRank(),) * 4, OfRank()), donate_argnums=0)
+
+    def _to_ranks(self, array: np.ndarray) -> jax.Array:
+        """Gives each data rank its part of an array."""
+        return jax.device_put(array, self._stacked)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
 def _count(counts: jax.Array, row: jax.Array, prompt_ids: jax.Array, output_ids: jax.Array) -> jax.Array:
     none = jnp.zeros(counts.shape[1], jnp.int32)
     in_prompt = none.at[prompt_ids].set(IN_PROMPT, mode="drop")
     return counts.at[row].set(none.at[output_ids].add(1, mode="drop") + in_prompt)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
 def _copy_blocks(kv: jax.Array, from_to: jax.Array) -> jax.Array:
     return kv.at[:, from_to[1]].set(kv[:, from_to[0]])

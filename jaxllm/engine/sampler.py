@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.engine.sampler_inputs import (
@@ -20,7 +19,7 @@ from jaxllm.engine.sampler_inputs import (
     SamplerLayout,
     SamplerShape,
 )
-from jaxllm.engine.step import RowState, StepProgram, over_mesh
+from jaxllm.engine.step import OfRank, RowState, StepProgram, over_mesh
 from jaxllm.kernels.sampling.reference import IN_PROMPT as IN_PROMPT
 from jaxllm.kernels.sampling.reference import Edits, Filters, Penalties, best, process, rank, sample
 from jaxllm.models.forward import Weights, project
@@ -72,9 +71,8 @@ def make_sampler(program: StepProgram, layout: SamplerLayout, logprobs_mode: str
             return Sampled(token_B, scores), rows
         return Sampled(token_B, scores), rows, counts.at[target_B, token_B].add(1)
 
-    whole = PartitionSpec()
-    states = (whole,) * (3 if shape.penalties else 2)
-    return over_mesh(program, "sampler", sampler, in_specs=(*states, whole), out_specs=states)
+    states = (OfRank(),) * (3 if shape.penalties else 2)
+    return over_mesh(program, "sampler", sampler, in_specs=(*states, OfRank()), out_specs=states)
 
 
 def make_prompt_scorer(program: StepProgram, num_best: int, logprobs_mode: str) -> Callable:
@@ -88,8 +86,7 @@ def make_prompt_scorer(program: StepProgram, num_best: int, logprobs_mode: str) 
         named_NJ = jnp.zeros((index_and_token.shape[1], 0), jnp.int32)
         return score(logits_NV, index_and_token[1], num_best, named_NJ, logprobs_mode.endswith("logprobs"))
 
-    whole = PartitionSpec()
-    return over_mesh(program, "prompt_scorer", scorer, (program.weight_specs(), whole, whole), whole)
+    return over_mesh(program, "prompt_scorer", scorer, (program.weight_specs(), OfRank(), OfRank()), OfRank())
 
 
 def score(

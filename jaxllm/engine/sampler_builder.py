@@ -42,6 +42,7 @@ class CountReset(NamedTuple):
     row: int
     prompt_ids: list[int]
     output_ids: list[int]
+    rank: int = 0
 
 
 class PackedSampling(NamedTuple):
@@ -151,8 +152,8 @@ class SamplerBuilder:
             ),
         )
         layout = SamplerLayout(shape, self._vocab_size, self._processors)
-        packed = np.zeros(layout.packed_size, np.int32)
-        inputs, processor_inputs = layout.host_views(packed)
+        packed = np.zeros((1, layout.packed_size), np.int32)
+        inputs, processor_inputs = layout.host_views(packed[0])
         inputs.samples[: len(items)] = samples
         inputs.position[: len(items)] = ends
         self._write_numbers(inputs, rows)

@@ -1,4 +1,7 @@
-"""The traced step: inputs -> tokens or logits, one shard_map over the mesh. Knows arrays; no requests, no sampling."""
+"""The traced step: inputs -> tokens or logits, one shard_map over the mesh. Knows arrays; no requests, no sampling.
+
+What the host makes or reads has a leading axis of the data ranks; a traced function sees its own rank's part only.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,8 +18,21 @@ from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables,
 from jaxllm.models.step_context import Kernels, StepContext
 
 
+class OfRank(NamedTuple):
+    """How an array of each data rank is split, in a tree of specs: from outside they are one, stacked by rank."""
+
+    spec: PartitionSpec = PartitionSpec()
+
+    @property
+    def stacked(self) -> PartitionSpec:
+        return PartitionSpec("data", *self.spec)
+
+
+_OWN = OfRank()
+
+
 class RowState[A](NamedTuple):
-    """What the device remembers of each row between steps; the last row is the spare one of padding."""
+    """What the device remembers of a rank's rows between steps; the last row is the spare one of padding."""
 
     last_token: A  # [rows + 1] int32
 
@@ -30,6 +46,7 @@ class StepProgram(NamedTuple):
     rules: AxisRules
     block_size: int
     kv_cache_dtype: str = "auto"  # the model's
+    capture_collectives: bool = False  # as nodes of a GPU's graph; otherwise they part it into pieces
 
     @property
     def platform(self) -> str:
@@ -48,6 +65,11 @@ class StepProgram(NamedTuple):
     def num_groups(self) -> int:
         return len(self.decoder.cfg.kv_layout.windows)
 
+    @property
+    def num_ranks(self) -> int:
+        """The data ranks; each has requests, rows and blocks of its own."""
+        return self.mesh.shape["data"]
+
     def weight_specs(self) -> Weights:
         return weights_tree({spec.path: self.rules.spec(*spec.stored_axes) for spec in self.decoder.params})
 
@@ -60,11 +82,16 @@ class StepProgram(NamedTuple):
         return self.rules.spec("layers", "kv_blocks", None, "kv_heads", None, "head_dim")
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
-        cfg = self.decoder.cfg
-        return (cfg.kv_layout.layers_per_group, num_blocks, 2, cfg.num_kv_heads, self.block_size, cfg.head_dim)
+        """The shape of the whole cache, of `num_blocks` blocks for each data rank."""
+        cfg, total = self.decoder.cfg, self.num_ranks * num_blocks
+        return (cfg.kv_layout.layers_per_group, total, 2, cfg.num_kv_heads, self.block_size, cfg.head_dim)
 
-    def sharding(self, spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(self.mesh, spec)
+    def sharding(self, spec: PartitionSpec | OfRank) -> NamedSharding:
+        return NamedSharding(self.mesh, spec.stacked if isinstance(spec, OfRank) else spec)
+
+    def of_rank(self, shape: tuple[int, ...], dtype: Any, spec: OfRank = _OWN) -> jax.ShapeDtypeStruct:
+        """An array of each rank, as it is passed to a compiled program."""
+        return jax.ShapeDtypeStruct((self.num_ranks, *shape), dtype, sharding=self.sharding(spec))
 
 
 def make_step(program: StepProgram, shape: StepShape) -> Callable:
@@ -73,7 +100,7 @@ def make_step(program: StepProgram, shape: StepShape) -> Callable:
     "greedy": (tokens [B], kv, rows), rows donated too. "logits": (logits [B, V] of each request's last token, kv).
     "hidden": (these logits, hidden states [T, D] of all tokens, kv).
     """
-    kv_spec, whole = program.kv_spec(), PartitionSpec()
+    kv_spec, own = program.kv_spec(), OfRank()
 
     def step(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
@@ -89,7 +116,7 @@ def make_step(program: StepProgram, shape: StepShape) -> Callable:
         target_B = jnp.where(inputs.samples == 1, inputs.row, spare)
         return tokens_B, kv, RowState(rows.last_token.at[target_B].set(tokens_B))
 
-    outputs = {"greedy": (whole, kv_spec, whole), "logits": (whole, kv_spec), "hidden": (whole, whole, kv_spec)}
+    outputs = {"greedy": (own, kv_spec, RowState(own)), "logits": (own, kv_spec), "hidden": (own, own, kv_spec)}
     return over_mesh(program, shape.label, step, _inputs(program), outputs[shape.variant])
 
 
@@ -101,7 +128,7 @@ def make_logits(program: StepProgram, shape: StepShape) -> Callable:
         hidden_TD, kv = _hidden(program, program.decoder_for(shape), weights, kv, rows, inputs)
         return project(program.decoder, program.kernels, weights, hidden_TD), kv
 
-    return over_mesh(program, "logits", logits, _inputs(program), (PartitionSpec(), program.kv_spec()))
+    return over_mesh(program, "logits", logits, _inputs(program), (OfRank(), program.kv_spec()))
 
 
 def _hidden(
@@ -129,7 +156,7 @@ def _hidden(
 
 
 def _inputs(program: StepProgram) -> tuple:
-    return (program.weight_specs(), program.kv_spec(), RowState(PartitionSpec()), PartitionSpec())
+    return (program.weight_specs(), program.kv_spec(), RowState(OfRank()), OfRank())
 
 
 def over_mesh(program: StepProgram, name: str, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
@@ -147,7 +174,26 @@ def over_mesh(program: StepProgram, name: str, function: Callable, in_specs: tup
             jax.numpy_rank_promotion("allow"),
             jax.numpy_dtype_promotion("standard"),
         ):
-            return function(*arguments)
+            own = _for_each_of_rank(lambda array: array[0], in_specs, arguments)
+            return _for_each_of_rank(lambda array: array[None], out_specs, function(*own))
 
     with_settings.__name__ = name
-    return jax.shard_map(with_settings, mesh=program.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    stacked = [
+        jax.tree.map(lambda spec: spec.stacked if isinstance(spec, OfRank) else spec, specs, is_leaf=_is_spec)
+        for specs in (in_specs, out_specs)
+    ]
+    return jax.shard_map(with_settings, mesh=program.mesh, in_specs=stacked[0], out_specs=stacked[1], check_vma=False)
+
+
+def _for_each_of_rank(change: Callable[[jax.Array], jax.Array], specs: Any, arrays: Any) -> Any:
+    """Changes the arrays below each OfRank in a tree of specs, which may be a prefix of the arrays' tree."""
+    return jax.tree.map(
+        lambda spec, below: jax.tree.map(change, below) if isinstance(spec, OfRank) else below,
+        specs,
+        arrays,
+        is_leaf=_is_spec,
+    )
+
+
+def _is_spec(node: object) -> bool:
+    return isinstance(node, PartitionSpec | OfRank)

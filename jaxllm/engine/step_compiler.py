@@ -6,11 +6,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.engine.buckets import StepShape
@@ -30,6 +29,8 @@ logger = logging.getLogger(__name__)
 # Tracing and lowering are Python: two threads at once take as long, and leave less of its time to whoever serves.
 _trace_lock = Lock()
 _FREE = nullcontext()
+# What XLA records by default, and collectives. As a compiler option the list is taken as it is: "+COLLECTIVES" is not.
+_CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,COLLECTIVES"
 
 
 class SamplerSettings(NamedTuple):
@@ -208,8 +209,8 @@ def compile_step(
     """Compiles step(weights, kv, rows, packed) of one shape, with kv donated, and rows where it gives new ones."""
     kv_sharding = program.sharding(program.kv_spec())
     kv = jax.ShapeDtypeStruct(program.kv_shape(num_blocks), program.kv_dtype, sharding=kv_sharding)
-    rows = RowState(_whole(program, (num_rows + 1,), jnp.int32))
-    packed = _whole(program, (packed_size(shape, program.num_groups),), jnp.int32)
+    rows = RowState(program.of_rank((num_rows + 1,), jnp.int32))
+    packed = program.of_rank((packed_size(shape, program.num_groups),), jnp.int32)
     donated = (1, 2) if shape.variant == "greedy" else (1,)
     step = jax.jit(make_step(program, shape), donate_argnums=donated)
     with tracing:
@@ -227,10 +228,10 @@ def compile_sampler(
     """Compiles sample(logits, rows, [counts,] packed) of one shape, with rows and counts donated."""
     vocab_size = program.decoder.cfg.vocab_size
     layout = SamplerLayout(shape, vocab_size, settings.processors)
-    logits = _whole(program, (shape.num_requests, vocab_size), jnp.float32)
-    rows = RowState(_whole(program, (num_rows + 1,), jnp.int32))
-    counts = [_whole(program, (num_rows + 1, vocab_size), jnp.int32)] if shape.penalties else []
-    packed = _whole(program, (layout.packed_size,), jnp.int32)
+    logits = program.of_rank((shape.num_requests, vocab_size), jnp.float32)
+    rows = RowState(program.of_rank((num_rows + 1,), jnp.int32))
+    counts = [program.of_rank((num_rows + 1, vocab_size), jnp.int32)] if shape.penalties else []
+    packed = program.of_rank((layout.packed_size,), jnp.int32)
     donated = (1, 2) if shape.penalties else (1,)
     sampler = jax.jit(make_sampler(program, layout, settings.logprobs_mode), donate_argnums=donated)
     with tracing:
@@ -248,16 +249,12 @@ def compile_prompt_scorer(
 ) -> jax.stages.Compiled:
     """Compiles score(weights, hidden, index_and_token) for so many tokens of a step."""
     cfg = program.decoder.cfg
-    hidden = _whole(program, (num_tokens, cfg.d_model), jnp.dtype(cfg.dtype))
-    chosen = _whole(program, (2, num_scored), jnp.int32)
+    hidden = program.of_rank((num_tokens, cfg.d_model), jnp.dtype(cfg.dtype))
+    chosen = program.of_rank((2, num_scored), jnp.int32)
     scorer = jax.jit(make_prompt_scorer(program, num_best, settings.logprobs_mode))
     with tracing:
         lowered = scorer.lower(abstract_weights(program), hidden, chosen)
     return lowered.compile(compiler_options(program))
-
-
-def _whole(program: StepProgram, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=program.sharding(PartitionSpec()))
 
 
 def abstract_params(program: StepProgram) -> list[jax.ShapeDtypeStruct]:
@@ -283,4 +280,7 @@ def temporary_bytes(compiled: jax.stages.Compiled) -> int:
 
 def compiler_options(program: StepProgram) -> dict[str, bool | int | str] | None:
     """On a GPU cuBLASLt instead of XLA's Triton GEMMs: they compile for half a minute, to gain at few rows only."""
-    return None if program.platform == "cpu" else {"xla_gpu_enable_triton_gemm": False}
+    if program.platform == "cpu":
+        return None
+    options: dict[str, bool | int | str] = {"xla_gpu_enable_triton_gemm": False}
+    return options | ({"xla_gpu_enable_command_buffer": _CAPTURED} if program.capture_collectives else {})

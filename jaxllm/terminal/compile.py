@@ -55,16 +55,17 @@ def compile_ahead(engine: EngineArgs, device: str | None) -> None:
     Raises:
         InputError: the card is not known, or see `find_model` and `prepare`.
     """
-    from jaxllm.engine.build import find_model, prepare  # takes seconds, which a mistake in the flags does not need
-    from jaxllm.mesh.build import build_mesh
+    # Takes seconds, which a mistake in the flags does not need.
+    from jaxllm.engine.build import find_model, mesh_of, prepare
     from jaxllm.mesh.targets import target_devices
 
     start = time.perf_counter()
     try:
-        devices = None if device is None else target_devices(device.lower())
+        count = engine.data_parallel_size * engine.tensor_parallel_size
+        devices = None if device is None else target_devices(device.lower(), count)
     except ValueError as error:
         raise InputError(f"device: {error}") from None
-    mesh = build_mesh(devices=devices)
+    mesh = mesh_of(engine, devices)
     prepared = prepare(engine, find_model(engine), mesh)
     compiler, store = prepared.compiler, prepared.compiler.store
     assert store is not None

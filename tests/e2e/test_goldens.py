@@ -37,8 +37,8 @@ def prompt_logits(driver, prompts: list[list[int]]) -> np.ndarray:
     runner, buckets = driver.built.runner, driver.built.buckets
     groups, block_size, last = runner.program.num_groups, runner.program.block_size, np.cumsum([*map(len, prompts)]) - 1
     shape = buckets.shape(int(last[-1]) + 1, len(prompts), max(-(-len(p) // block_size) for p in prompts), "greedy")
-    packed = np.zeros(packed_size(shape, groups), np.int32)
-    inputs = host_views(packed, shape, groups)
+    packed = np.zeros((1, packed_size(shape, groups)), np.int32)
+    inputs = host_views(packed[0], shape, groups)
     inputs.position[:] = -1
     inputs.query_start[1:] = last[-1] + 1
     next_block, start = 1, 0
@@ -51,7 +51,7 @@ def prompt_logits(driver, prompts: list[list[int]]) -> np.ndarray:
             inputs.block_table[group, request, :width] = next_block + np.arange(width)
             next_block += width
         start = tokens.stop
-    return runner.logits(PackedStep(shape, packed))[last]
+    return runner.logits(PackedStep(shape, packed))[0, last]
 
 
 def check_tokens(driver, cases: list[dict]) -> None:

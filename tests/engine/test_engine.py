@@ -29,12 +29,12 @@ class Answer:
     def __init__(self, runner: "EchoRunner", tokens: list[int], step: int):
         self._runner, self._tokens, self._step = runner, tokens, step
 
-    def read(self) -> list[int]:
+    def read(self) -> list[list[int]]:
         self._runner.log.append(("read", self._step))
         time.sleep(self._runner.delay)
         if self._step in self._runner.fail_reads:
             raise RuntimeError("the device fell over\nsecond line")
-        return self._tokens
+        return [self._tokens]
 
     def read_scores(self) -> None:
         return None
@@ -57,7 +57,7 @@ class EchoRunner:
         if self.steps in self.fail_launches:
             raise ValueError("no such program")
         self.log.append(("launch", self.steps))
-        inputs = host_views(step.packed, step.shape, 1)
+        inputs = host_views(step.packed[0], step.shape, 1)
         tokens = []
         for b in range(step.shape.num_requests):
             token = inputs.token[max(inputs.query_start[b + 1] - 1, 0)]
@@ -252,7 +252,7 @@ def test_a_full_cache_preempts_and_every_request_still_gets_its_tokens():
 def test_a_pace_is_told_what_steps_take_that_follow_each_other(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(engine_module.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(Answer, "read", lambda answer: setattr(clock, "now", clock.now + 0.02) or answer._tokens)
+    monkeypatch.setattr(Answer, "read", lambda answer: setattr(clock, "now", clock.now + 0.02) or [answer._tokens])
     engine = make_engine(EchoRunner(), target_seconds=1.0)
     engine.add("a", [1, 2, 3], greedy(10))
     tokens, _ = run(engine)

@@ -43,7 +43,7 @@ def build(builder, *items, **news):
     """The shape and the fields of a step, as arrays."""
     shape, packed, *_ = builder.build(batch_of(*items, **news))
     assert packed.dtype == np.int32
-    return shape, host_views(packed, shape, GROUPS)
+    return shape, host_views(packed[0], shape, GROUPS)
 
 
 def test_known_tokens_come_from_prompt_and_output_and_the_device():
@@ -185,7 +185,7 @@ def test_scored_prompts_name_each_token_and_the_one_before_it(builder):
     assert step.shape.variant == "hidden"
     assert step.sampling is not None  # two of them sample, and a step that gives hidden states chooses nothing
     prompt = step.prompt
-    assert prompt.index_and_token.tolist() == [[4, 5, 6, 7, 11, 12, 13, 14], [203, 204, 205, 206, 54, 55, 56, 57]]
+    assert prompt.index_and_token[0].tolist() == [[4, 5, 6, 7, 11, 12, 13, 14], [203, 204, 205, 206, 54, 55, 56, 57]]
     assert prompt.runs == ((first, 3, 4), (late, 4, 4))
     assert prompt.num_best == 8
 

@@ -2,7 +2,6 @@ import dataclasses
 import re
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +12,11 @@ from jaxllm.engine import memory
 from jaxllm.engine.memory import (
     above_on_grid,
     block_bytes,
+    bytes_per_device,
     on_grid,
     plan_memory,
     show_bytes,
     temporaries_bound,
-    tree_bytes,
 )
 from jaxllm.models.config import LayerKind, ModelConfig, RopeConfig
 from jaxllm.models.read_config import read_config
@@ -193,8 +192,9 @@ def test_a_pool_below_one_block_is_refused_even_if_the_length_is_open():
 
 
 def test_bytes_are_counted_and_shown():
-    tree = {"a": jnp.zeros((3, 5), jnp.bfloat16), "b": (np.zeros(7), None)}
-    assert tree_bytes(tree) == 30 + 56
+    tree = {"a": jnp.zeros((3, 5), jnp.bfloat16), "b": (jnp.zeros(7), None)}
+    assert bytes_per_device(tree) == 30 + 28
+    assert block_bytes(MODEL, 16, 4, num_shares=2) == PER_BLOCK // 2
     assert [show_bytes(n) for n in (0, 1023, 1536, 5 << 20, 3 << 29)] == [
         "0 bytes",
         "1023 bytes",

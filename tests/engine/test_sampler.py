@@ -80,7 +80,9 @@ def sampler(program):
                 processor_inputs[name].parameters[parameter][:] = value
         state = [RowState(jnp.asarray(last_token, jnp.int32))] + ([] if counts is None else [jnp.asarray(counts)])
         logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (shape.num_requests, V))
-        return made[key](logits, *state, jnp.asarray(packed))
+        # One data rank, whose axis comes first.
+        stacked = jax.tree.map(lambda array: array[None], (logits, *state, jnp.asarray(packed)))
+        return jax.tree.map(lambda array: array[0], made[key](*stacked))
 
     return run
 
@@ -284,10 +286,12 @@ kernels = Kernels(*[len] * len(Kernels._fields))._replace(choose=choose)
 told = set()
 for data, tensor in ((1, 1), (1, 2), (2, 2), (1, 8), (4, 1)):
     program = StepProgram(decoder, kernels, build_mesh(data, tensor), AxisRules(), 16)
+    arrays = jnp.asarray(logits), RowState(jnp.zeros(B + 1, jnp.int32)), jnp.asarray(packed)
     sampled, _ = jax.jit(make_sampler(program, layout, "raw_logprobs"))(
-        jnp.asarray(logits), RowState(jnp.zeros(B + 1, jnp.int32)), jnp.asarray(packed)
+        *jax.tree.map(lambda array: jnp.stack([array] * data), arrays)
     )
-    told.add((tuple(sampled.token.tolist()), tuple(sampled.scores.best_token.ravel().tolist())))
+    for rank in range(data):
+        told.add((tuple(sampled.token[rank].tolist()), tuple(sampled.scores.best_token[rank].ravel().tolist())))
 print(len(told), len(set(next(iter(told))[0])) > 4)
 """
 

@@ -45,7 +45,7 @@ def build():
 
 
 def views(sampling):
-    return sampling.layout.host_views(sampling.packed)
+    return sampling.layout.host_views(sampling.packed[0])
 
 
 def test_all_greedy_rows_need_no_sampler(build):

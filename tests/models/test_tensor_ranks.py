@@ -20,14 +20,14 @@ args = engine_args({"model": folder, "enforce_eager": True, "num_gpu_blocks_over
 built = build_engine(args, find_model(args), mesh=build_mesh(1, tensor))
 groups, width = built.runner.program.num_groups, -(-len(prompt) // 16)
 shape = built.buckets.shape(len(prompt), 1, width, "greedy")
-packed = np.zeros(packed_size(shape, groups), np.int32)
-inputs = host_views(packed, shape, groups)
+packed = np.zeros((1, packed_size(shape, groups)), np.int32)
+inputs = host_views(packed[0], shape, groups)
 inputs.token[: len(prompt)], inputs.position[:] = prompt, -1
 inputs.position[: len(prompt)] = range(len(prompt))
 inputs.query_start[1:], inputs.context_len[0] = len(prompt), len(prompt)
 for group in range(groups):
     inputs.block_table[group, 0, :width] = 1 + group * width + np.arange(width)
-print(json.dumps(built.runner.logits(PackedStep(shape, packed))[: len(prompt)].tolist()))
+print(json.dumps(built.runner.logits(PackedStep(shape, packed))[0, : len(prompt)].tolist()))
 built.close()
 """
 

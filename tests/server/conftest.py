@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -55,10 +56,10 @@ class Read:
     def __init__(self, tokens: list[int] | Exception, scores: StepScores | None = None):
         self._tokens, self._scores = tokens, scores
 
-    def read(self) -> list[int]:
+    def read(self) -> list[list[int]]:
         if isinstance(self._tokens, Exception):
             raise self._tokens
-        return self._tokens
+        return [self._tokens]
 
     def read_scores(self) -> StepScores | None:
         return self._scores
@@ -86,14 +87,15 @@ class AlphabetRunner:
         time.sleep(self.step_seconds)
         if self.failure is not None:
             return Read(self.failure)
-        lengths = host_views(step.packed, step.shape, 1).context_len.tolist()
+        lengths = host_views(step.packed[0], step.shape, 1).context_len.tolist()
         tokens = [self._letters[length % 26] for length in lengths]
         sampler = None if step.sampling is None else step.sampling.layout.shape
         scores = None
         if sampler is not None and sampler.has_scores:
             scores = scores_of(tokens, sampler.num_best, sampler.num_named)
-        prompt = step.prompt and scores_of(step.prompt.index_and_token[1].tolist(), step.prompt.num_best)
-        return Read(tokens, StepScores(scores, () if prompt is None else (prompt,)))
+        prompt = step.prompt and scores_of(step.prompt.index_and_token[0, 1].tolist(), step.prompt.num_best)
+        told = StepScores(scores, () if prompt is None else (prompt,))
+        return Read(tokens, jax.tree.map(lambda array: array[None], told))
 
     def reset(self) -> None:
         if self.reset_failure is not None:
