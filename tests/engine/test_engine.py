@@ -3,6 +3,7 @@
 import logging
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -294,12 +295,13 @@ def test_weights_that_are_refused_end_nothing_and_lose_no_token():
         raise InputError("weights: head.proj is missing")
 
     runner.take_weights = refuse
-    for arguments, message in (
+    mistakes: list[tuple[Any, str]] = [
         (({}, "drop"), "head.proj is missing"),
         (({}, "stop"), "kv must be one of keep, drop, recompute, got 'stop'"),
         (({}, "drop", 1.5), r"version must be a whole number or a text, got 1\.5"),
         (({}, "drop", True), "version must be a whole number or a text, got True"),
-    ):
+    ]
+    for arguments, message in mistakes:
         with pytest.raises(InputError, match=message):
             engine.update_params(*arguments)
     assert not engine.is_paused
