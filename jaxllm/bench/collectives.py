@@ -96,11 +96,11 @@ def _of_line(line: str, mesh_shape: Mapping[str, int]) -> Iterator[tuple[str, tu
     num_devices = math.prod(mesh_shape[axis] for axis in axes)
     if num_devices == 1:
         return
-    sizes = [_num_bytes(*array) for array in _ARRAY.findall(shapes)]
-    if is_start and kind != "all-reduce":  # (what goes in, what comes out), and flags
-        sizes = [size for size, (_, dims) in zip(sizes, _ARRAY.findall(shapes), strict=True) if dims] or sizes
-        sizes = sizes[len(sizes) // 2 :]
-    yield kind, axes, sum(sizes) * (num_devices if kind == "reduce-scatter" else 1)
+    arrays = _ARRAY.findall(shapes)
+    if is_start and (kind != "all-reduce" or shapes.startswith("((")):  # what goes in, what comes out, and flags
+        arrays = [(dtype, dims) for dtype, dims in arrays if dims or dtype != "u32"]
+        arrays = arrays[len(arrays) // 2 :]
+    yield kind, axes, sum(_num_bytes(*array) for array in arrays) * (num_devices if kind == "reduce-scatter" else 1)
 
 
 def _num_bytes(dtype: str, dims: str) -> int:
