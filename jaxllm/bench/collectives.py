@@ -20,6 +20,8 @@ _MESH_GROUPS = re.compile(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
 
+_Sort = tuple[str, tuple[str, ...], int]  # kind, axes, bytes
+
 
 class Collective(NamedTuple):
     """So many collectives of one kind and size, each over all devices along these axes of the mesh.
@@ -31,7 +33,7 @@ class Collective(NamedTuple):
     kind: str
     axes: tuple[str, ...]
     num_bytes: int
-    count: int
+    number: int
 
 
 def collectives(hlo: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
@@ -43,22 +45,23 @@ def collectives(hlo: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
         ValueError: the text has no entry computation, or a loop of unknown length communicates.
     """
     computations, entry = _computations(hlo)
-    counted: dict[str, Counter] = {}
+    counted: dict[str, Counter[_Sort]] = {}
 
-    def count(name: str) -> Counter:
+    def within(name: str) -> Counter[_Sort]:
         if name not in counted:
-            total = counted[name] = Counter()
+            total: Counter[_Sort] = Counter()
+            counted[name] = total
             for line in computations.get(name, ()):
                 total.update(_of_line(line, mesh_shape))
                 for called, times in _calls(line):
-                    inner = [count(branch) for branch in called]
+                    inner = [within(branch) for branch in called]
                     most = max(inner, key=Counter.total)
                     if times is None and most:
                         raise ValueError(f"a loop of unknown length communicates: {line.strip():.200}")
                     total.update({each: number * (times or 0) for each, number in most.items()})
         return counted[name]
 
-    return sorted(Collective(*each, number) for each, number in count(entry).items())
+    return sorted(Collective(*each, number) for each, number in within(entry).items())
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
@@ -87,7 +90,7 @@ def _calls(line: str) -> Iterator[tuple[list[str], int | None]]:
         yield [called[1]], 1
 
 
-def _of_line(line: str, mesh_shape: Mapping[str, int]) -> Iterator[tuple[str, tuple[str, ...], int]]:
+def _of_line(line: str, mesh_shape: Mapping[str, int]) -> Iterator[_Sort]:
     found = _COLLECTIVE.search(line)
     if not found:
         return
