@@ -443,7 +443,9 @@ def _store(
 
 def _compare(memory: MemoryPlan, compiler: StepCompiler) -> MemoryPlan:
     """Puts what the first programs say they need in the place of the bound, and warns where the bound was none."""
-    logits = compiler.num_rows * compiler.program.decoder.cfg.vocab_size * 4  # they stay while the sampler runs
+    program = compiler.program
+    width = program.logits_width // program.mesh.shape["tensor"]
+    logits = compiler.num_rows * width * 4  # they stay while the sampler runs
     needed = logits + compiler.largest_temporary if compiler.largest_temporary else memory.temporaries
     if memory.device and needed > memory.temporaries:
         logger.warning(
