@@ -274,8 +274,7 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         InputError: the model or the flags do not fit the device.
     """
     platform = mesh.devices.flat[0].platform
-    model = _model_config(args, source, platform)
-    _check_split(model, mesh)
+    model = _model_config(args, source, platform).split(mesh.shape["tensor"])
     program = _step_program(args, source, model, mesh, platform)
     given = source.given and take_weights(program, source.given.params)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
@@ -304,17 +303,6 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
     )
 
 
-def _check_split(model: ModelConfig, mesh: Mesh) -> None:
-    """Refuses a mesh over which the model cannot be dealt out evenly."""
-    tensor, heads, ffn = mesh.shape["tensor"], model.num_kv_heads, model.d_ff
-    if heads % tensor or ffn % tensor:
-        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == ffn % size == 0)
-        raise InputError(
-            f"a tensor axis of {tensor} does not divide {heads} KV heads and a feed-forward of {ffn}: "
-            f"one of {fitting} would"
-        )
-
-
 def _largest_input(prepared: Prepared) -> int:
     """The size in bytes of the largest packed step."""
     num_groups = prepared.compiler.program.num_groups
@@ -329,8 +317,6 @@ def _join(
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
     """Joins scheduler, input builder and runner."""
-    if args.data_parallel_size > 1:
-        raise InputError(f"data_parallel_size={args.data_parallel_size} is not supported yet; leave it out or at 1")
     model, memory, compiler = prepared.model, prepared.memory, prepared.compiler
     max_seqs, max_tokens, buckets = compiler.num_rows, prepared.max_num_batched_tokens, prepared.buckets
     pace = None
@@ -347,7 +333,7 @@ def _join(
             max_prefill_tokens=args.max_prefill_tokens,
             step_sizes=buckets.fillable,
         ),
-        BlockPool(memory.num_blocks, args.block_size),
+        [BlockPool(memory.num_blocks, args.block_size) for _ in range(compiler.program.num_ranks)],
         KVGroups(model.kv_layout.windows),
         pace,
     )
@@ -358,6 +344,7 @@ def _join(
         max_blocks,
         len(model.kv_layout.windows),
         vocab_size=model.vocab_size,
+        num_ranks=compiler.program.num_ranks,
         seed=args.seed,
         processors=compiler.settings.processors,
         choose=compiler.stand_in,
@@ -427,7 +414,7 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
 
     if args.load_format == "dummy" or source.checkpoint is None or source.family is None:
         return dummy_weights(program.decoder, dtype, sharding, args.seed)
-    pieces = source.family.pieces(program.decoder.cfg)
+    pieces = source.family.pieces(program.decoder.cfg.unsplit())
     return load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
 
 
