@@ -274,10 +274,7 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         InputError: the model or the flags do not fit the device.
     """
     platform = mesh.devices.flat[0].platform
-    whole = _model_config(args, source, platform)
-    if source.given is not None:
-        _check_split(whole, mesh)
-    model = whole.split(mesh.shape["tensor"])
+    model = _model_config(args, source, platform).split(mesh.shape["tensor"])
     program = _step_program(args, source, model, mesh, platform)
     given = source.given and take_weights(program, source.given.params)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
@@ -304,17 +301,6 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         max_num_batched_tokens=max_tokens,
         weights=given,
     )
-
-
-def _check_split(model: ModelConfig, mesh: Mesh) -> None:
-    """Refuses a mesh over which the model cannot be dealt out evenly."""
-    tensor, heads, ffn = mesh.shape["tensor"], model.num_kv_heads, model.d_ff
-    if heads % tensor or ffn % tensor or model.vocab_size % tensor:
-        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == ffn % size == 0)
-        raise InputError(
-            f"a tensor axis of {tensor} does not divide {heads} KV heads and a feed-forward of {ffn}: "
-            f"one of {fitting} would"
-        )
 
 
 def _largest_input(prepared: Prepared) -> int:
