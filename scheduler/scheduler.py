@@ -285,11 +285,9 @@ class Scheduler:
         if kv == "drop":
             begun = [r for r in self._roster.living.values() if r.status is RequestStatus.RUNNING or r.output_ids]
             ended = [self._end_without_token(request, "abort") for request in begun]
-        elif kv == "recompute":
-            for rank in self._ranks:
-                for request in tuple(rank.rows.running):
-                    rank.send_back(request)
         for rank in self._ranks:
+            for request in tuple(rank.rows.running) if kv == "recompute" else ():
+                rank.send_back(request)
             rank.kv.begin_generation()
         self.weight_version = version
         return ended
