@@ -189,6 +189,9 @@ COMMANDS = {
     "bench suite": _found_in(
         "jaxllm.bench.suite", "measure every workload beside what the device allows", "[flags]", ("bench suite",)
     ),
+    "bench mesh": _found_in(
+        "jaxllm.bench.mesh", "measure the same requests on several shapes of the mesh", "[flags]", ("bench mesh",)
+    ),
     "compile": _found_in(
         "jaxllm.terminal.compile",
         "compile a model's programs into a folder, so that starts need not",
