@@ -198,5 +198,11 @@ COMMANDS = {
         "[MODEL] --output DIR [flags]",
         (POSITIONAL, "compile"),
     ),
+    "convert": _found_in(
+        "jaxllm.terminal.convert",
+        "write a model as the engine keeps it, to open faster and without the original",
+        "[MODEL] --output DIR [flags]",
+        (POSITIONAL, "convert"),
+    ),
     "collect-env": _found_in("jaxllm.terminal.collect_env", "say what a report of a defect should say", "", ()),
 }

@@ -17,6 +17,7 @@ from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
 from jaxllm.terminal.compile import CompileArgs
+from jaxllm.terminal.convert import ConvertArgs
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -89,6 +90,7 @@ def pages() -> dict[Path, dict[str, str]]:
         "chat flags": flag_table(ChatArgs),
         "complete flags": flag_table(CompleteArgs),
         "compile flags": flag_table(CompileArgs),
+        "convert flags": flag_table(ConvertArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
     }
