@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     simulation = Simulation(args)
     capacity = simulation.capacity()
-    rows = [HEADER]
+    rows: list[tuple[str, ...]] = [HEADER]
     for name, is_joint in (("this scheduler", True), ("round-robin", False)):
         rows.append(table_row(name, list(simulation.run(is_joint, capacity * args.load))))
     print(

@@ -80,15 +80,14 @@ def check(one, several) -> None:
     assert sum(hits for _, _, hits in several["ranks"]) > 0
 
 
-def test_two_and_four_data_ranks_give_the_tokens_of_one(golden, run_program):
-    one, two, four = json.loads(run_program(PROGRAM, golden / "llama", [1, 2, 4], "plain", num_devices=4))
+def test_two_data_ranks_give_the_tokens_of_one(golden, run_program):
+    one, two = json.loads(run_program(PROGRAM, golden / "llama", [1, 2], "plain", num_devices=2, timeout=400))
     check(one, two)
-    check(one, four)
     assert sum(preemptions for _, preemptions, _ in two["ranks"]) > 0
 
 
 @pytest.mark.slow
-def test_penalties_and_scores_are_those_of_one_rank(golden, run_program):
-    one, two = json.loads(run_program(PROGRAM, golden / "llama", [1, 2], "all", num_devices=2))
-    check(one, two)
+def test_four_data_ranks_give_the_tokens_of_one_with_penalties_and_scores_too(golden, run_program):
+    one, four = json.loads(run_program(PROGRAM, golden / "llama", [1, 4], "all", num_devices=4, timeout=400))
+    check(one, four)
     assert len(one["scores"]) >= 3
