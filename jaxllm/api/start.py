@@ -8,6 +8,7 @@ from typing import NamedTuple
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.engine.build import BuiltEngine, ModelSource, StartTimes, build_engine, find_model
+from jaxllm.engine.processes.group import ProcessGroup
 from jaxllm.models.checkpoint.resolve import open_checkpoint
 from jaxllm.text.folder_tokenizer import tokenizer_from_folder
 from jaxllm.text.gguf_tokenizer import tokenizer_from_gguf
@@ -30,14 +31,27 @@ def start_engine(args: EngineArgs) -> Started:
     Raises:
         InputError: the user's mistake, in one line.
     """
+    if args.node_rank > 0:
+        raise InputError(
+            f"node_rank={args.node_rank}: requests go to process 0; the others call jaxllm.api.follower.run_follower "
+            "with the same options, or `jaxllm serve` with the same flags"
+        )
     times = StartTimes()
-    with times.phase("open"):
-        source = find_model(args)
-    with times.phase("tokenizer"):
-        tokenizer = _make_tokenizer(args, source)
-    built = build_engine(
-        args, source, eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else (), times=times
-    )
+    processes = None
+    if args.nnodes > 1:
+        with times.phase("other processes"):
+            processes = ProcessGroup(args)
+    try:
+        with times.phase("open"):
+            source = find_model(args)
+        with times.phase("tokenizer"):
+            tokenizer = _make_tokenizer(args, source)
+        eos = tokenizer.eos_token_ids if tokenizer is not None else ()
+        built = build_engine(args, source, eos_token_ids=eos, times=times, processes=processes)
+    except BaseException as error:
+        if processes is not None:
+            processes.fail(error)
+        raise
     for label, value in built.report():
         logger.info("%-21s %s", label, value)
     return Started(built, tokenizer, args.model)
