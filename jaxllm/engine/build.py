@@ -407,6 +407,7 @@ def _step_program(args: EngineArgs, model: ModelConfig, mesh: Mesh, platform: st
         AxisRules(),
         args.block_size,
         KV_CACHE_DTYPES[args.kv_cache_dtype],
+        args.capture_collectives,
     )
 
 

@@ -27,6 +27,7 @@ def compiled_for(program: StepProgram, num_blocks: int, num_rows: int, settings:
         "max_num_seqs": str(num_rows),
         "mesh": str(dict(program.mesh.shape)),
         "axis rules": repr(program.rules),
+        "captured collectives": str(program.capture_collectives),
         "logprobs_mode": settings.logprobs_mode,
         "device": device.device_kind if device.platform != "cpu" else f"{device.device_kind} {_processor()}",
         "source": _source_digest(),

@@ -188,7 +188,7 @@ class ModelRunner:
         """Runs a step for its logits [R, T, V] (float32) instead of its tokens; the KV is written all the same."""
         function = jax.jit(make_logits(self.program, step.shape), donate_argnums=1)
         logits, self._kv = function(self._weights, self._kv, self._rows, self.ranks.put(step.packed))
-        return np.asarray(logits)
+        return np.asarray(logits)[..., : self.program.decoder.cfg.vocab_size]
 
     def close(self) -> None:
         """Drops the device's arrays."""

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 # Tracing and lowering are Python: two threads at once take as long, and leave less of its time to whoever serves.
 _trace_lock = Lock()
 _FREE = nullcontext()
+# What XLA records by default, and collectives. As a compiler option the list is taken as it is: "+COLLECTIVES" is not.
+_CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,COLLECTIVES"
 
 
 class SamplerSettings(NamedTuple):
@@ -270,7 +272,7 @@ def compile_sampler(
     """Compiles sample(logits, rows, [counts,] packed) of one shape, with rows and counts donated."""
     vocab_size = program.decoder.cfg.vocab_size
     layout = SamplerLayout(shape, vocab_size, settings.processors)
-    logits = program.of_rank((shape.num_requests, vocab_size), jnp.float32)
+    logits = program.of_rank((shape.num_requests, program.logits_width), jnp.float32, program.logits_spec())
     rows = RowState(program.of_rank((num_rows + 1,), jnp.int32))
     counts = [program.of_rank((num_rows + 1, vocab_size), jnp.int32)] if shape.penalties else []
     packed = program.of_rank((layout.packed_size,), jnp.int32)
@@ -325,4 +327,4 @@ def compiler_options(program: StepProgram) -> dict[str, bool | int | str] | None
     options: dict[str, bool | int | str] = {"xla_gpu_enable_triton_gemm": False}
     if len(processes_of(program.mesh)) > 1:  # else they would wait for each other's share of it, in every program
         options["xla_gpu_shard_autotuning"] = False
-    return options
+    return options | ({"xla_gpu_enable_command_buffer": _CAPTURED} if program.capture_collectives else {})

@@ -18,6 +18,7 @@ from jaxllm.kernels.launch import compiling_for
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
+from jaxllm.mesh.targets import target_devices
 from jaxllm.models.forward import build_program
 from jaxllm.models.registry import find_family
 from jaxllm.models.step_context import Kernels
@@ -63,21 +64,24 @@ class CompiledStep(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def compile_step(describe_gpu, tmp_path_factory) -> Callable[[str, int, StepShape], CompiledStep]:
+def compile_step(tmp_path_factory) -> Callable[..., CompiledStep]:
     """Compiles a step with the options of the engine, and has XLA write down what it will launch."""
-    gpu = describe_gpu("h200")
     options_of_the_engine = step_compiler.compiler_options
 
-    def compile_step(model: str, num_layers: int, shape: StepShape) -> CompiledStep:
+    def compile_step(model: str, num_layers: int, shape: StepShape, data: int = 1, tensor: int = 1) -> CompiledStep:
+        gpus = target_devices("h200", data * tensor)
         hf = json.loads((SHAPES / f"{model}.json").read_text()) | {"num_hidden_layers": num_layers}
         hf.pop("layer_types", None)
         cfg = dataclasses.replace(find_family(hf)[1].configure(hf), dtype="bfloat16")
         folder = tmp_path_factory.mktemp("dump")
         dump = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-        with pytest.MonkeyPatch.context() as patch, compiling_for(gpu):
+        with pytest.MonkeyPatch.context() as patch, compiling_for(gpus[0]):
             patch.setattr(step_compiler, "compiler_options", lambda p: (options_of_the_engine(p) or {}) | dump)
             kernels = Kernels(*(select(name, platform="gpu") for name in Kernels._fields))
-            program = StepProgram(build_program(cfg), kernels, build_mesh(devices=[gpu]), AxisRules(), 16)
+            mesh = build_mesh(data, tensor, gpus)
+            program = StepProgram(
+                build_program(cfg), kernels, mesh, AxisRules(), 16, capture_collectives=data * tensor > 1
+            )
             compiled = step_compiler.compile_step(program, shape, NUM_BLOCKS, 256)
         (schedule,) = folder.glob("*.thunk_sequence_after_thunk_passes.txt")
         return CompiledStep(program, compiled, parse_thunks(schedule.read_text()))
@@ -139,6 +143,21 @@ def test_a_decode_step_copies_neither_cache_nor_weights(decode):
 
 def test_a_mixed_step_copies_neither_cache_nor_weights(mixed):
     assert_nothing_big_is_made(mixed[1])
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(2, 1), (1, 2), (2, 2), (1, 8), (4, 2)])
+def test_a_decode_step_over_several_gpus_is_one_graph_with_two_all_reduces_for_each_layer(data, tensor, compile_step):
+    step = compile_step("llama-3.1-8b", 2, DECODE, data, tensor)
+    assert [t.kind for t in step.thunks if not t.within] == ["kCommandBuffer"]
+    all_reduces = [t.text for t in step.thunks if t.kind == "kAllReduce"]
+    assert len(all_reduces) == (2 * 2 if tensor > 1 else 0), "\n".join(all_reduces)
+
+
+def test_a_mixed_step_over_several_gpus_is_graphs_around_and_in_the_loop_over_the_layers(compile_step):
+    step = compile_step("llama-3.1-8b", 2, MIXED, 1, 2)
+    assert [t.kind for t in step.thunks if not t.within] == ["kCommandBuffer", "kWhile", "kCommandBuffer"]
+    all_reduces = [t.within[:3] for t in step.thunks if t.kind == "kAllReduce"]
+    assert all_reduces == [("kWhile", "body", "kCommandBuffer")] * 2
 
 
 def assert_nothing_big_is_made(step: CompiledStep) -> None:

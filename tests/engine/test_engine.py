@@ -247,7 +247,7 @@ def test_a_full_cache_preempts_and_every_request_still_gets_its_tokens():
 def test_a_pace_is_told_what_steps_take_that_follow_each_other(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(engine_module.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(Answer, "read", lambda answer: setattr(clock, "now", clock.now + 0.02) or answer._tokens)
+    monkeypatch.setattr(Answer, "read", lambda answer: setattr(clock, "now", clock.now + 0.02) or [answer._tokens])
     engine = make_engine(EchoRunner(), target_seconds=1.0)
     engine.add("a", [1, 2, 3], greedy(10))
     tokens, _ = run(engine)
