@@ -12,8 +12,9 @@ from jaxllm.config.errors import InputError
 from jaxllm.engine.input_builder import PackedStep, PromptScoring
 from jaxllm.engine.rank_arrays import Arriving, RankArrays
 from jaxllm.engine.sampler import IN_PROMPT, Sampled, ScoreArrays
-from jaxllm.engine.sampler_builder import CountReset, PackedSampling
+from jaxllm.engine.sampler_builder import PackedSampling
 from jaxllm.engine.sampler_inputs import WHOLE_VOCABULARY
+from jaxllm.engine.sampler_rows import CountReset
 from jaxllm.engine.small_arrays import leave_holes
 from jaxllm.engine.step import OfRank, RowState, StepProgram, make_logits, over_mesh
 from jaxllm.engine.step_compiler import PromptScorerKey, StepCompiler, abstract_weights

@@ -15,8 +15,8 @@ from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.engine.buckets import StepShape
 from jaxllm.engine.executable_store import ExecutableStore
 from jaxllm.engine.sampler import make_prompt_scorer, make_sampler
-from jaxllm.engine.sampler_builder import NUM_BEST
 from jaxllm.engine.sampler_inputs import SamplerLayout, SamplerShape
+from jaxllm.engine.sampler_rows import NUM_BEST
 from jaxllm.engine.step import RowState, StepProgram, make_step
 from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.warm_up import WarmUp

@@ -14,8 +14,8 @@ from jaxllm.config.engine_args import engine_args
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.engine.build import find_model
 from jaxllm.engine.sampler import IN_PROMPT, make_sampler
-from jaxllm.engine.sampler_builder import token_mask
 from jaxllm.engine.sampler_inputs import ANY_TOKEN, WHOLE_VOCABULARY, ProcessorShape, SamplerLayout, SamplerShape
+from jaxllm.engine.sampler_rows import token_mask
 from jaxllm.engine.step import RowState, StepProgram
 from jaxllm.kernels.sampling import reference
 from jaxllm.kernels.sampling.reference import choose
