@@ -40,17 +40,27 @@ class RankArrays:
         if self._is_whole:
             array.copy_to_host_async()
             return Arriving(array, None)
-        starts = {(shard.index[0].start or 0): shard.data for shard in reversed(array.addressable_shards)}
-        parts = [starts[rank] for rank in self.own_ranks]
-        for part in parts:
-            part.copy_to_host_async()
+        parts = []
+        for rank in self.own_ranks:
+            shard, start = _holding(array, rank)
+            shard.copy_to_host_async()
+            parts.append((shard, rank - start))
         return Arriving(array, parts)
+
+
+def _holding(array: jax.Array, rank: int) -> tuple[jax.Array, int]:
+    """Finds a shard here that holds a rank, and the first rank in it. XLA does not split what has no elements."""
+    for shard in array.addressable_shards:
+        start, stop, _ = shard.index[0].indices(array.shape[0])
+        if start <= rank < stop:
+            return shard.data, start
+    raise LookupError(f"rank {rank} is not on a device of this process")
 
 
 class Arriving:
     """An array on its way to the host."""
 
-    def __init__(self, array: jax.Array, parts: Sequence[jax.Array] | None):
+    def __init__(self, array: jax.Array, parts: Sequence[tuple[jax.Array, int]] | None):
         self._array, self._parts = array, parts
 
     def read(self) -> np.ndarray:
@@ -60,4 +70,4 @@ class Arriving:
         if not self._parts:
             jax.block_until_ready(self._array)  # what the step raised is raised here too
             return np.empty((0, *self._array.shape[1:]), self._array.dtype)
-        return np.concatenate([np.asarray(part) for part in self._parts])
+        return np.stack([np.asarray(shard)[index] for shard, index in self._parts])
