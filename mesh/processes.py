@@ -29,7 +29,7 @@ def join_devices(rank: int, count: int, address: str, port: int, timeout: float)
         return False
     if rank == 0:
         socket.create_server(("", port)).close()  # jax would abort the process
-        coordinator = f"{address}:{port}"
+        coordinator = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     else:
         coordinator = f"127.0.0.1:{hold_line(address, port, timeout)}"
     # Its answer to SIGTERM would take the place of the caller's, or of the end that the signal means by itself.

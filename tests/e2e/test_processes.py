@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ def processes(
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
     }
     started, port = [], free_port()
+    deadline = threading.Timer(300, lambda: [process.kill() for process in started])  # a hang is a failure
+    deadline.start()
     try:
         for rank in range(count):
             own = {**ENGINE, **options, "nnodes": count, "node_rank": rank, "master_addr": "127.0.0.1"}
@@ -88,6 +91,7 @@ def processes(
             started.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
         yield started
     finally:
+        deadline.cancel()
         for process in started:
             process.kill()
             process.communicate()

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import queue
+import select
 import socket
 import struct
 import sys
@@ -47,14 +48,18 @@ class Link:
             self._socket.sendall(_LENGTH.pack(len(content)) + content)
 
     def try_send(self, message: Message) -> None:
-        """Sends a message unless another is being sent."""
+        """Sends a short message, unless it would have to wait for another, or for the other side to read."""
         content = encode(message)
-        if self._turn.acquire(blocking=False):
-            try:
-                with contextlib.suppress(OSError):  # whoever receives finds out why
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(OSError, ValueError):  # whoever receives finds out why
+                poll = select.poll()
+                poll.register(self._socket, select.POLLOUT)
+                if poll.poll(0):
                     self._socket.sendall(_LENGTH.pack(len(content)) + content)
-            finally:
-                self._turn.release()
+        finally:
+            self._turn.release()
 
     def receive(self) -> Message:
         """Waits for a message.

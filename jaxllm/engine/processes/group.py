@@ -46,7 +46,6 @@ class ProcessGroup:
         assert args.master_addr is not None
         timeout = args.distributed_timeout_seconds or START_TIMEOUT
         rank, count, address, port = args.node_rank, args.nnodes, args.master_addr, args.master_port
-        _check_unused(count)
         self.rank = rank
         self._joined = self._ended = self._failed = False
         self._exit_code = _FAILED
@@ -164,19 +163,6 @@ class ProcessGroup:
             sys.stderr.flush()
             os._exit(self._exit_code)
         self.stop()
-
-
-_groups: list[int] = []
-
-
-def _check_unused(count: int) -> None:
-    """Devices of several processes can be joined once in a process's life."""
-    if _groups and not jax.distributed.is_initialized():
-        raise InputError(
-            f"nnodes={count}: an engine of several processes has run in this process already; start another process, "
-            "or call jax.distributed.initialize yourself before the first engine"
-        )
-    _groups.append(count)
 
 
 def common_flags(args: EngineArgs) -> dict[str, str]:
