@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,7 +179,7 @@ def test_two_processes_with_requests_of_their_own_end_with_the_first(golden, req
 def test_four_processes_make_two_ranks_of_two_and_end_in_order(golden, request):
     folder = golden / "llama"
     prompts, params, _ = golden_work(folder)
-    sizes = {"tensor_parallel_size": 2, "data_parallel_size": 2}
+    sizes: dict[str, Any] = {"tensor_parallel_size": 2, "data_parallel_size": 2}
     with processes(request, 4, prompts, params, model=str(folder), **sizes) as started:
         check_same(answers(started[0]), of_one_device(folder, prompts, params))
         for process in started:
