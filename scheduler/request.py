@@ -99,7 +99,8 @@ class Request:
     def check_running(self, block_size: int) -> None:
         """A running request has a row, room for what is computed, and something left to compute or to read."""
         assert self.status is RequestStatus.RUNNING, self.request_id
-        assert self.row is not None and self.data_rank is not None, self.request_id
+        assert self.row is not None, self.request_id
+        assert self.data_rank is not None, self.request_id
         assert len({len(table) for table in self.block_tables}) == 1, self.request_id
         assert self.num_computed <= self.num_slots == len(self.block_tables[0]) * block_size, self.request_id
         assert self.num_pending > 0, self.request_id
@@ -116,7 +117,8 @@ class Request:
         self._check_empty()
 
     def _check_empty(self) -> None:
-        assert self.row is None and self.data_rank is None, self.request_id
+        assert self.row is None, self.request_id
+        assert self.data_rank is None, self.request_id
         assert self.num_computed == 0, self.request_id
         assert not any(self.block_tables), self.request_id
         self._check_counts()

@@ -288,7 +288,7 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         InputError: the model or the flags do not fit the device.
     """
     platform = mesh.devices.flat[0].platform
-    model = _model_config(args, source, platform)
+    model = _model_config(args, source, platform).split(mesh.shape["tensor"])
     program = _step_program(args, model, mesh, platform)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
     max_seqs, max_tokens = args.max_num_seqs or max_seqs, args.max_num_batched_tokens or max_tokens
@@ -418,7 +418,7 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
 
     if args.load_format == "dummy" or source.checkpoint is None:
         return dummy_weights(program.decoder, dtype, sharding, args.seed)
-    pieces = source.family.pieces(program.decoder.cfg)
+    pieces = source.family.pieces(program.decoder.cfg.unsplit())
     return load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
 
 
