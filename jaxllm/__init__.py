@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     )
     from jaxllm.config.logits_processor import LogitsProcessor
     from jaxllm.config.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from jaxllm.mesh.axes import AxisRules
+    from jaxllm.models.shardings import param_shardings
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "AxisRules",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
@@ -34,12 +37,14 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "__version__",
+    "param_shardings",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "jaxllm.api.llm",
     "AsyncLLM": "jaxllm.api.async_llm",
+    "AxisRules": "jaxllm.mesh.axes",
     "BeamSearchOutput": "jaxllm.api.outputs",
     "BeamSearchSequence": "jaxllm.api.outputs",
     "CompletionOutput": "jaxllm.api.outputs",
@@ -52,6 +57,7 @@ _HOMES = {
     "LogitsProcessor": "jaxllm.config.logits_processor",
     "RequestOutputKind": "jaxllm.config.sampling_params",
     "SamplingParams": "jaxllm.config.sampling_params",
+    "param_shardings": "jaxllm.models.shardings",
 }
 
 

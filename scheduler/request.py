@@ -7,6 +7,7 @@ from typing import Any, Literal
 from jaxllm.scheduler.record import record
 
 type FinishReason = Literal["stop", "length", "abort", "error"]
+type WeightVersion = int | str
 
 
 class RequestStatus(enum.Enum):
@@ -54,6 +55,7 @@ class Request:
     num_found: int = 0  # tokens that were in the cache when it was admitted last
     num_cached_tokens: int = 0  # the same of its first admission: what its user is told
     num_remembered: int = 0  # blocks, from the first on, that it found in the prefix cache or has entered into it
+    kv_generation: int = 0  # how often the weights had changed when it was admitted
     block_hashes: list[bytes] = field(default_factory=list)
     first_scheduled_time: float | None = None  # set by the engine, on the clock of arrival_time
     order: int = 0  # its place among all that ever came
@@ -143,3 +145,4 @@ class RequestUpdate:
     num_cached_tokens: int = 0
     first_scheduled_time: float | None = None
     scores: Any = None  # what the engine adds to it; never looked at here
+    weight_version: WeightVersion = 0  # of the weights that its tokens were sampled with

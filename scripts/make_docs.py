@@ -11,12 +11,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxllm.bench.args import LatencyArgs, SuiteArgs, ThroughputArgs
+from jaxllm.bench.args import LatencyArgs, MeshArgs, SuiteArgs, ThroughputArgs
 from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
 from jaxllm.terminal.compile import CompileArgs
+from jaxllm.terminal.convert import ConvertArgs
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -85,9 +86,11 @@ def pages() -> dict[Path, dict[str, str]]:
         "bench throughput flags": flag_table(ThroughputArgs),
         "bench latency flags": flag_table(LatencyArgs),
         "bench suite flags": flag_table(SuiteArgs),
+        "bench mesh flags": flag_table(MeshArgs),
         "chat flags": flag_table(ChatArgs),
         "complete flags": flag_table(CompleteArgs),
         "compile flags": flag_table(CompileArgs),
+        "convert flags": flag_table(ConvertArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
     }
