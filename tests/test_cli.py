@@ -86,7 +86,7 @@ def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.Capt
         (["serve", "--shutdown-timeout", "-1"], "--shutdown-timeout must be at least 0"),
         (["serve", "--target-tpot-ms", "0"], "--target-tpot-ms must be at least 0.001, got 0.0"),
         (["serve", "--root-path", "x"], "must start with a slash"),
-        (["serve", "-tp", "2"], "--tensor-parallel-size=2 is not supported yet"),
+        (["serve", "-pp", "2"], "--pipeline-parallel-size=2 is not supported yet"),
         (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice=True is not supported yet"),
         (["serve", "--ssl-keyfile", "key.pem"], "--ssl-keyfile is not supported yet"),
         (["sevre"], "there is no command 'sevre'; there are: serve, chat, complete, bench, compile, convert,"),

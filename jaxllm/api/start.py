@@ -84,35 +84,35 @@ def start_engine(args: EngineArgs, held: Held | None = None) -> Started:
     Raises:
         InputError: the user's mistake, in one line.
     """
-    with without_callers_mesh():
-        return _start(args, held or Held())
-
-
-def _start(args: EngineArgs, held: Held) -> Started:
     if args.node_rank > 0:
         raise InputError(
             f"node_rank={args.node_rank}: requests go to process 0; the others call jaxllm.api.follower.run_follower "
             "with the same options, or `jaxllm serve` with the same flags"
         )
-    if args.nnodes > 1 and (held.mesh is not None or held.model is not None):
-        raise InputError(f"nnodes={args.nnodes}: a mesh or a model that a program holds is for one process so far")
-    times = StartTimes()
-    processes = None
-    if args.nnodes > 1:
-        with times.phase("other processes"):
-            processes = ProcessGroup(args)
+    held, times = held or Held(), StartTimes()
+    if args.nnodes == 1:
+        with without_callers_mesh():
+            return _start(args, held, times)
+    if held.model is not None or held.mesh is not None:
+        raise InputError(f"nnodes={args.nnodes}: a model or mesh can be handed to one process only; name a folder")
+    with times.phase("other processes"):
+        processes = ProcessGroup(args)
     try:
-        mesh = _engine_mesh(args, held)
-        with times.phase("open"):
-            source = find_model(args) if held.model is None else take_model(args, held.model)
-        with times.phase("tokenizer"):
-            tokenizer = _make_tokenizer(args, source, held.tokenizer)
-        eos = tokenizer.eos_token_ids if tokenizer is not None else ()
-        built = build_engine(args, source, eos_token_ids=eos, mesh=mesh, times=times, processes=processes)
+        with without_callers_mesh():
+            return _start(args, held, times, processes)
     except BaseException as error:
-        if processes is not None:
-            processes.fail(error)
+        processes.fail(error)
         raise
+
+
+def _start(args: EngineArgs, held: Held, times: StartTimes, processes: ProcessGroup | None = None) -> Started:
+    mesh = _engine_mesh(args, held)
+    with times.phase("open"):
+        source = find_model(args) if held.model is None else take_model(args, held.model)
+    with times.phase("tokenizer"):
+        tokenizer = _make_tokenizer(args, source, held.tokenizer)
+    eos = tokenizer.eos_token_ids if tokenizer is not None else ()
+    built = build_engine(args, source, eos_token_ids=eos, mesh=mesh, times=times, processes=processes)
     for label, value in built.report():
         logger.info("%-21s %s", label, value)
     return Started(built, tokenizer, args.model)

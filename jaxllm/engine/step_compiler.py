@@ -122,10 +122,6 @@ class StepCompiler:
             ),
         )
 
-    def step_shapes(self) -> list[StepShape]:
-        """Lists the shapes whose forward pass is compiled."""
-        return [key for key in self._compiled if isinstance(key, StepShape)]
-
     def make(self, key: Hashable) -> None:
         """Compiles the program of a key, unless that has happened."""
         match key:
@@ -137,6 +133,10 @@ class StepCompiler:
                 self.get_prompt_scorer(*key)
             case _:
                 raise TypeError(f"{key!r} is no key of a program")
+
+    def step_shapes(self) -> list[StepShape]:
+        """Lists the shapes whose forward pass is compiled."""
+        return [key for key in self._compiled if isinstance(key, StepShape)]
 
     def texts(self) -> dict[str, Callable[[], str | None]]:
         """Gives for each compiled step, by its name in a trace, what reads its optimised program."""

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from jaxllm.engine.processes.messages import Gone, Heartbeat, Message, decode, encode
+from jaxllm.engine.processes.messages import Gone, Heartbeat, Message, Refused, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,8 @@ class Channel:
         threading.Thread(target=self.send, args=(message,), daemon=True).start()
 
     def tell_end(self, line: str) -> None:
-        """Ends the other processes for a reason; this one goes on to its own end."""
+        """Ends the other processes for a reason; this one goes on to its own end, unless it is ending already."""
+        self._end.acquire()
         self._is_closed.set()
         for link in self._links.values():
             link.try_send(Gone(line))
@@ -212,6 +213,8 @@ class Channel:
             take = self._takers.get(type(message))
             if isinstance(message, Heartbeat):
                 continue
+            if isinstance(message, Refused):
+                self._is_closed.set()  # its sender ends, which is no loss
             if isinstance(message, Gone):
                 self.end(message.line)
             elif take is not None:

@@ -17,7 +17,7 @@ from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.engine.processes.handshake import differing_facts, meet
 from jaxllm.engine.processes.leader import CompiledElsewhere
-from jaxllm.engine.processes.messages import Agreed, Facts, Leaving, Refused, Started, Stop
+from jaxllm.engine.processes.messages import Agreed, Facts, Leaving, Started, Stop
 from jaxllm.engine.processes.replay import TellCompiled, describe_failure
 from jaxllm.mesh.processes import join_devices, leave_devices
 
@@ -55,9 +55,11 @@ class ProcessGroup:
         atexit.register(self._at_exit)  # after jax's own, so that it comes before that
         try:
             self._joined = join_devices(rank, count, address, port, timeout)
-        except (ValueError, OSError) as error:
-            raise self.fail(InputError(f"master_addr={address}, master_port={port}: {error}")) from None
-        self._check_devices(args)
+            found = jax.device_count()  # each process has to ask: they tell each other what they have
+        except (ValueError, OSError, RuntimeError) as error:
+            lines = str(error).strip().splitlines() or ["no message"]
+            raise self.fail(InputError(f"master_addr={address}, master_port={port}: {lines[0]}")) from None
+        self._check_devices(args, found)
         logger.info(
             "process %d of %d: %d of %d devices are here", rank, count, jax.local_device_count(), jax.device_count()
         )
@@ -73,8 +75,6 @@ class ProcessGroup:
         if self.rank > 0:
             channel.send(Facts(facts, num_blocks))
             answer = channel.receive(0)
-            if isinstance(answer, Refused):
-                raise self._refused(answer.reason)
             assert isinstance(answer, Agreed)
             return answer.num_blocks
         for rank in channel.peers:
@@ -82,8 +82,7 @@ class ProcessGroup:
             assert isinstance(theirs, Facts)
             wrong = differing_facts(facts, theirs.facts, channel.name(rank))
             if wrong is not None:
-                channel.send(Refused(wrong))
-                raise self._refused(wrong)
+                raise self._refuse(wrong)
             num_blocks = min(num_blocks, theirs.num_blocks)
         channel.send(Agreed(num_blocks))
         return num_blocks
@@ -102,10 +101,8 @@ class ProcessGroup:
 
     def fail[E: BaseException](self, error: E) -> E:
         """Ends the other processes, since this one raises an error, which is given back."""
-        if not self._ended:
-            self._ended = self._failed = True
-            self._exit_code = _MISUSED if isinstance(error, InputError) else _FAILED
-            self.channel.tell_end(describe_failure(self.channel, error))
+        code = _MISUSED if isinstance(error, InputError) else _FAILED
+        self._end_others(describe_failure(self.channel, error), code)
         return error
 
     def stop(self) -> None:
@@ -137,21 +134,26 @@ class ProcessGroup:
 
         return restore
 
-    def _check_devices(self, args: EngineArgs) -> None:
-        wanted, found = args.data_parallel_size * args.tensor_parallel_size, jax.device_count()
-        if wanted != found:
-            raise self._refused(
+    def _check_devices(self, args: EngineArgs, found: int) -> None:
+        """All see the same; process 0 says it, or some would take another's end for a loss."""
+        wanted = args.data_parallel_size * args.tensor_parallel_size
+        if self.rank == 0 and wanted != found:
+            raise self._refuse(
                 f"data_parallel_size={args.data_parallel_size} x tensor_parallel_size={args.tensor_parallel_size} is a "
                 f"mesh of {wanted} device(s), but the {args.nnodes} processes have {found} together: change one of the "
                 "sizes, or the devices that each process sees (CUDA_VISIBLE_DEVICES)"
             )
 
-    def _refused(self, reason: str) -> InputError:
-        """Every process finds the same, and says it itself."""
-        self._ended = self._failed = True
-        self._exit_code = _MISUSED
-        self.channel.expect_end()
+    def _refuse(self, reason: str) -> InputError:
+        """Ends the other processes for what concerns them all."""
+        self._end_others(reason, _MISUSED)
         return InputError(reason)
+
+    def _end_others(self, line: str, exit_code: int) -> None:
+        if not self._ended:
+            self._ended = self._failed = True
+            self._exit_code = exit_code
+            self.channel.tell_end(line)
 
     def _stop_because(self, rank: int, message: object) -> None:
         logger.info("%s was told to stop, so all stop", self.channel.name(rank))

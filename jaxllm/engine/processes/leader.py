@@ -8,7 +8,6 @@ to the same state, so that all end.
 import queue
 import threading
 from collections.abc import Hashable, Sequence
-from typing import NoReturn
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from jaxllm.engine.processes.messages import (
 )
 from jaxllm.engine.sampler_inputs import SamplerShape
 from jaxllm.engine.step_compiler import PromptScorerKey, StepCompiler
+from jaxllm.mesh.adopt import Adopted
 from jaxllm.models.forward import Weights
 from jaxllm.models.given import Params
 
@@ -157,26 +157,22 @@ class LeadingRunner:
 
     @property
     def weights(self) -> Weights:
-        """No process has all of them.
+        """Raises InputError: no process has all of them."""
+        raise self._own_weights()
 
-        Raises:
-            InputError: always.
-        """
-        raise InputError(
+    def take_weights(self, params: Params, casts: bool = True) -> Adopted:
+        """Raises InputError, as `weights` does."""
+        raise self._own_weights()
+
+    def set_weights(self, weights: Weights) -> None:
+        """Raises InputError, as `weights` does."""
+        raise self._own_weights()
+
+    def _own_weights(self) -> InputError:
+        return InputError(
             f"nnodes={self._channel.count}: each process has its own part of the weights, so that they can be neither "
             "handed out nor replaced; start anew with another checkpoint, or use one process"
         )
-
-    def take_weights(self, params: Params, casts: bool = True) -> NoReturn:
-        """Refuses, as `weights` does."""
-        raise InputError(
-            f"nnodes={self._channel.count}: weights cannot be replaced in several processes; start anew with another "
-            "checkpoint, or use one process"
-        )
-
-    def set_weights(self, weights: Weights) -> None:
-        """Refuses likewise."""
-        self.take_weights({})
 
     def join(self, number: int, own: DeviceTokens) -> list[np.ndarray]:
         """Waits for all parts of a step's answer; gives its leaves, of all data ranks."""
