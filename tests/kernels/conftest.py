@@ -59,6 +59,8 @@ class AttentionInputs(NamedTuple):
 
 CASES = (
     AttentionCase(name="one_token", new=(1,), context=(1,), heads=(2, 2), num_padding=2),
+    AttentionCase(name="no_requests", new=(0, 0), context=(0, 0), num_padding=19, spare_width=2),  # an idle data rank
+    AttentionCase(name="decode_of_no_requests", new=(1, 1), context=(0, 0), spare_width=2),
     AttentionCase(name="mha_prefill", new=(7, 1, 19), context=(7, 1, 19), heads=(3, 3), head_dim=80, block_size=8),
     AttentionCase(
         name="gqa4_chunks_mid_context_and_empty_rows",
