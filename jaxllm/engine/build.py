@@ -429,8 +429,10 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
 
 def checkpoint_pieces(source: ModelSource, cfg: ModelConfig) -> Mapping[str, tuple[Piece, ...]]:
     """Says which tensors of the checkpoint make up each parameter of an unsplit decoder."""
-    is_own = source.checkpoint is not None and source.checkpoint.format == "orbax"
-    return layout_pieces(cfg) if is_own else source.family.pieces(cfg)
+    if source.checkpoint is not None and source.checkpoint.format == "orbax":
+        return layout_pieces(cfg)
+    assert source.family is not None, "a given model has no checkpoint"
+    return source.family.pieces(cfg)
 
 
 def _store(
