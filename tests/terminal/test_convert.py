@@ -117,9 +117,10 @@ def test_a_folder_that_does_not_fit_or_is_damaged_is_refused(golden, tmp_path):
     assert message == f"load_format=safetensors, but {folder} is a folder of the decoder's own arrays (orbax)"
     other = {"model": str(golden / "llama"), "load_format": "orbax"}
     assert "is a folder of safetensors" in one_line(lambda: find_model(engine_args(other)))
+    opened = OrbaxFolder(folder)
     for file in (folder / "weights").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:-100])
-    message = one_line(lambda: OrbaxFolder(folder).read("embedding.tokens", 0, 1))
+    message = one_line(lambda: opened.read("embedding.tokens", 0, 1))
     assert message.endswith("convert the model again")
     (folder / "weights" / "_METADATA").write_text("{")
     assert "convert the model again" in one_line(lambda: OrbaxFolder(folder))
