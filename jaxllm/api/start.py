@@ -94,9 +94,7 @@ def start_engine(args: EngineArgs, held: Held | None = None) -> Started:
         with without_callers_mesh():
             return _start(args, held, times)
     if held.model is not None or held.mesh is not None:
-        raise InputError(
-            f"nnodes={args.nnodes}: a model or mesh can be handed to one process only; name a folder"
-        )
+        raise InputError(f"nnodes={args.nnodes}: a model or mesh can be handed to one process only; name a folder")
     with times.phase("other processes"):
         processes = ProcessGroup(args)
     try:
