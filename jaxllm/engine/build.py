@@ -464,17 +464,16 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
 
     if args.load_format == "dummy" or source.checkpoint is None or source.family is None:
         return dummy_weights(program.decoder, dtype, sharding, args.seed)
-    pieces = checkpoint_pieces(source, program.decoder.cfg.unsplit())
+    pieces = checkpoint_pieces(source.checkpoint, source.family, program.decoder.cfg.unsplit())
     weights = load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
     if isinstance(source.checkpoint, OrbaxFolder):
         source.checkpoint.release()
     return weights
 
 
-def checkpoint_pieces(source: ModelSource, cfg: ModelConfig) -> Mapping[str, tuple[Piece, ...]]:
+def checkpoint_pieces(checkpoint: Checkpoint, family: Family, cfg: ModelConfig) -> Mapping[str, tuple[Piece, ...]]:
     """Says which tensors of the checkpoint make up each parameter of an unsplit decoder."""
-    is_own = source.checkpoint is not None and source.checkpoint.format == "orbax"
-    return layout_pieces(cfg) if is_own else source.family.pieces(cfg)
+    return layout_pieces(cfg) if checkpoint.format == "orbax" else family.pieces(cfg)
 
 
 def _store(
