@@ -41,6 +41,7 @@ def join_devices(rank: int, count: int, address: str, port: int, timeout: float)
             coordinator,
             count,
             rank,
+            cluster_detection_method="deactivate",  # under Slurm it would take one device and leave the others
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
             initialization_timeout=int(timeout),
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
