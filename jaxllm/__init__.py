@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from jaxllm.config.logits_processor import LogitsProcessor
     from jaxllm.config.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from jaxllm.planning.call import plan
 
 __all__ = [
     "LLM",
@@ -34,6 +35,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "__version__",
+    "plan",
 ]
 __version__ = "0.1.0"
 
@@ -52,6 +54,7 @@ _HOMES = {
     "LogitsProcessor": "jaxllm.config.logits_processor",
     "RequestOutputKind": "jaxllm.config.sampling_params",
     "SamplingParams": "jaxllm.config.sampling_params",
+    "plan": "jaxllm.planning.call",
 }
 
 

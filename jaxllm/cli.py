@@ -195,5 +195,11 @@ COMMANDS = {
         "[MODEL] --output DIR [flags]",
         (POSITIONAL, "compile"),
     ),
+    "plan": _found_in(
+        "jaxllm.planning.command",
+        "say which mesh shape, batch and budget to take for a model, devices and traffic",
+        "[MODEL] --devices 8xA100-80G [flags]",
+        (POSITIONAL, "plan"),
+    ),
     "collect-env": _found_in("jaxllm.terminal.collect_env", "say what a report of a defect should say", "", ()),
 }
