@@ -16,7 +16,7 @@ class AxisRules:
     q_heads: MeshAxis = "tensor"
     kv_heads: MeshAxis = "tensor"
     ffn: MeshAxis = "tensor"
-    vocab: MeshAxis = None
+    vocab: MeshAxis = "tensor"
     embed: MeshAxis = None
     head_dim: MeshAxis = None
     layers: MeshAxis = None

@@ -1,4 +1,4 @@
-"""What the scheduler decides for one step, and its counters. Knows requests and counts: no shapes, no padding."""
+"""What the scheduler decides for one step, and its counters, by data rank. Knows requests and counts: no shapes, no padding."""
 
 from dataclasses import dataclass, field
 
@@ -18,14 +18,11 @@ class Scheduled:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledBatch:
-    """One step: what to compute, and which requests lost their row and blocks to make room for it."""
+class RankBatch:
+    """What one data rank computes in a step; it may be nothing."""
 
-    items: tuple[Scheduled, ...]
-    preempted: tuple[Request, ...]
-    step: int  # counts up from 1
+    items: tuple[Scheduled, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()  # blocks (source, destination), to copy in all layers before the step
-    num_recomputed: int = 0  # of its tokens, those that are computed once more
     admitted: tuple[Request, ...] = ()  # from waiting, for the first time or again
     grown: tuple[Request, ...] = ()  # of those that ran before, whose block tables became longer
 
@@ -34,11 +31,32 @@ class ScheduledBatch:
         return sum([item.count for item in self.items])
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step: what each data rank computes, and which requests lost their row and blocks to make room for it."""
+
+    ranks: tuple[RankBatch, ...]
+    step: int  # counts up from 1
+    preempted: tuple[Request, ...] = ()
+    num_recomputed: int = 0  # of its tokens, those that are computed once more
+
+    @property
+    def items(self) -> tuple[Scheduled, ...]:
+        """Gives what is computed on all ranks, those of the first one first."""
+        if len(self.ranks) == 1:
+            return self.ranks[0].items
+        return tuple([item for part in self.ranks for item in part.items])
+
+    @property
+    def num_tokens(self) -> int:
+        return sum([part.num_tokens for part in self.ranks])
+
+
 @dataclass(slots=True)
 class StepDraft:
-    """A step in the making and what is left of its budget."""
+    """A data rank's part of a step in the making, and what is left of its budget."""
 
-    num_left: int  # tokens
+    num_budgeted: int  # tokens
     num_prefill_left: int  # of these, tokens beyond the first of each request
     items: list[Scheduled] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -47,11 +65,18 @@ class StepDraft:
     grown: list[Request] = field(default_factory=list)
     num_recomputed: int = 0
     ran_short: bool = False  # blocks did not do for the running requests, so nobody new is admitted
+    num_left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_left = self.num_budgeted
+
+    def batch(self) -> RankBatch:
+        return RankBatch(tuple(self.items), tuple(self.copies), tuple(self.admitted), tuple(self.grown))
 
 
 @dataclass(slots=True)
 class Counters:
-    """What the scheduler counts since its start."""
+    """What the scheduler counts since its start, for each data rank."""
 
     num_preemptions: int = 0
     num_scheduled_tokens: int = 0
@@ -65,7 +90,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A reading of the scheduler's gauges (the first four) and of its counters since the start."""
+    """A reading of the scheduler's gauges (the first four) and of its counters since the start.
+
+    Of all data ranks together or of one; those who wait or are paused belong to no rank.
+    """
 
     running: int
     waiting: int

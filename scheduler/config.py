@@ -7,7 +7,10 @@ from jaxllm.scheduler.policy import Policy, policy_named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """How many requests run at once, how many tokens a step computes, how long a request may become."""
+    """How many requests run at once, how many tokens a step computes, how long a request may become.
+
+    The first two are of each data rank.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -16,11 +19,14 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0  # the most tokens of one request in one step; 0 is no limit
     max_prefill_tokens: int = 0  # the most tokens of one step beyond the first of each request; 0 is no limit
+    # Tokens in flight beyond the mean of the data ranks up to which a cached prefix draws requests to a rank: four
+    # thousand are read in 0.1 ms by an 8B model on an H200.
+    rank_imbalance_tokens: int = 4096
     step_sizes: tuple[int, ...] = ()  # what the tokens of a step are padded to, ascending; those worth filling
 
     def __post_init__(self) -> None:
         least_of = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}
-        least_of |= {"long_prefill_token_threshold": 0, "max_prefill_tokens": 0}
+        least_of |= {"long_prefill_token_threshold": 0, "max_prefill_tokens": 0, "rank_imbalance_tokens": 0}
         for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")

@@ -41,6 +41,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)  # one per KV group
     row: int | None = None
+    data_rank: int | None = None  # whose row and blocks it has
     num_slots: int = 0  # tokens that the block tables have room for
     num_computed: int = 0  # tokens whose KV is in the cache, or is being written by a step already dispatched
     num_prompt: int = field(init=False)  # tokens of the prompt
@@ -98,7 +99,7 @@ class Request:
     def check_running(self, block_size: int) -> None:
         """A running request has a row, room for what is computed, and something left to compute or to read."""
         assert self.status is RequestStatus.RUNNING, self.request_id
-        assert self.row is not None, self.request_id
+        assert self.row is not None and self.data_rank is not None, self.request_id
         assert len({len(table) for table in self.block_tables}) == 1, self.request_id
         assert self.num_computed <= self.num_slots == len(self.block_tables[0]) * block_size, self.request_id
         assert self.num_pending > 0, self.request_id
@@ -115,7 +116,7 @@ class Request:
         self._check_empty()
 
     def _check_empty(self) -> None:
-        assert self.row is None, self.request_id
+        assert self.row is None and self.data_rank is None, self.request_id
         assert self.num_computed == 0, self.request_id
         assert not any(self.block_tables), self.request_id
         self._check_counts()

@@ -1,8 +1,8 @@
-"""Where every living request stands, and the rows of the running ones. Knows no blocks and no tokens."""
+"""Where every living request stands, and the rows of the running ones by data rank. Knows no blocks and no tokens."""
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from jaxllm.scheduler.policy import CountCached, Policy
@@ -10,34 +10,64 @@ from jaxllm.scheduler.request import Request, RequestStatus
 from jaxllm.scheduler.siblings import Siblings
 
 
+class Rows:
+    """The rows of one data rank, and who runs on them."""
+
+    def __init__(self, data_rank: int, num_rows: int) -> None:
+        self.data_rank = data_rank
+        self.num_rows = num_rows
+        self.running: list[Request] = []  # the best rank of the policy first
+        self._free = list(range(num_rows))  # a heap
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def give(self, request: Request) -> int:
+        """Gives a request a row."""
+        request.data_rank = self.data_rank
+        row = request.row = heappop(self._free)
+        return row
+
+    def take_back(self, request: Request) -> None:
+        """Takes the row of a running request."""
+        assert request.row is not None
+        self.running.remove(request)
+        heappush(self._free, request.row)
+        request.row = request.data_rank = None
+
+    def check(self) -> None:
+        """Every row is free or somebody's."""
+        assert all(request.data_rank == self.data_rank for request in self.running)
+        rows = [request.row for request in self.running] + self._free
+        assert Counter(rows) == Counter(range(self.num_rows)), "a row is lost or has two owners"
+
+
 class Roster:
     """Every living request is in one place: in the policy's queue, held back as a sibling, running, or paused."""
 
-    def __init__(self, policy: Policy, num_rows: int) -> None:
+    def __init__(self, policy: Policy, num_rows: int, num_ranks: int = 1) -> None:
         self.policy = policy
         self.siblings = Siblings()
         self.living: dict[str, Request] = {}
-        self.running: list[Request] = []  # the best rank first
-        self.num_rows = num_rows
+        self.rows = tuple(Rows(rank, num_rows) for rank in range(num_ranks))
         self.num_arrived = 0
-        self._free_rows = list(range(num_rows))  # a heap
         self._paused: dict[str, Request] = {}
 
     @property
+    def num_running(self) -> int:
+        return sum([len(rows.running) for rows in self.rows])
+
+    @property
     def num_waiting(self) -> int:
-        return len(self.living) - len(self.running) - len(self._paused)
+        return len(self.living) - self.num_running - len(self._paused)
 
     @property
     def num_paused(self) -> int:
         return len(self._paused)
 
-    @property
-    def has_free_row(self) -> bool:
-        return bool(self._free_rows)
-
-    @property
-    def num_free_rows(self) -> int:
-        return len(self._free_rows)
+    def running(self) -> Iterator[Request]:
+        return (request for rows in self.rows for request in rows.running)
 
     def enter(self, requests: Sequence[Request]) -> None:
         """Puts new requests, samples of one prompt, behind those that came before."""
@@ -62,19 +92,18 @@ class Roster:
         """Gives the waiting request that is to run next."""
         return self.policy.head(num_cached)
 
-    def start(self, request: Request) -> int:
-        """Gives the head of the queue a row."""
+    def start(self, request: Request, rows: Rows) -> int:
+        """Gives the head of the queue one of these rows."""
         self.policy.remove(request)
         self.siblings.start(request)
-        row = request.row = heappop(self._free_rows)
+        row = rows.give(request)
         request.status = RequestStatus.RUNNING
-        insort(self.running, request, key=self.policy.rank)
+        insort(rows.running, request, key=self.policy.rank)
         return row
 
     def send_back(self, request: Request) -> None:
         """Takes the row of a running request, which waits again in its old place."""
-        self.running.remove(request)
-        self._take_row(request)
+        self._rows_of(request).take_back(request)
         request.status = RequestStatus.WAITING
         self.policy.push(request)
 
@@ -104,28 +133,26 @@ class Roster:
             request.check_waiting()
         for request in self._paused.values():
             request.check_paused()
-        everywhere = [*self.running, *waiting, *held, *self._paused.values()]
+        everywhere = [*self.running(), *waiting, *held, *self._paused.values()]
         assert all(self.living.get(request.request_id) is request for request in everywhere)
         assert len(self.living) == len(everywhere), "a living request is nowhere, or twice"
-        ranks = [self.policy.rank(request) for request in self.running]
-        assert ranks == sorted(ranks), "the running requests are not in the order of their ranks"
-        rows = [request.row for request in self.running] + self._free_rows
-        assert Counter(rows) == Counter(range(self.num_rows)), "a row is lost or has two owners"
+        for rows in self.rows:
+            rows.check()
+            ranks = [self.policy.rank(request) for request in rows.running]
+            assert ranks == sorted(ranks), "the running requests are not in the order of their ranks"
 
     def _leave(self, request: Request) -> None:
         if self.siblings.is_held(request):
             self.siblings.leave(request)
             return
         if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-            self._take_row(request)
+            self._rows_of(request).take_back(request)
         else:
             self.policy.remove(request)
         successor = self.siblings.leave(request)
         if successor is not None:
             self.policy.push(successor)
 
-    def _take_row(self, request: Request) -> None:
-        assert request.row is not None
-        heappush(self._free_rows, request.row)
-        request.row = None
+    def _rows_of(self, request: Request) -> Rows:
+        assert request.data_rank is not None
+        return self.rows[request.data_rank]

@@ -5,19 +5,21 @@ the steps in the order in which they were scheduled: a row or a block taken from
 at once, since every step that still uses it for its first owner runs before those of the second.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Literal
 
 from jaxllm.scheduler.admission import AdmissionError, check_new, checked_max_new_tokens
-from jaxllm.scheduler.batch import Counters, Scheduled, ScheduledBatch, SchedulerStats
+from jaxllm.scheduler.batch import RankBatch, Scheduled, ScheduledBatch, SchedulerStats
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.config import SchedulerConfig
+from jaxllm.scheduler.data_rank import DataRank
 from jaxllm.scheduler.deadlines import Deadlines
 from jaxllm.scheduler.kv_cache import KVCache
 from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.pace import Pace
+from jaxllm.scheduler.placement import Placement
 from jaxllm.scheduler.record import blank
 from jaxllm.scheduler.request import FinishReason, Request, RequestStatus, RequestUpdate
 from jaxllm.scheduler.roster import Roster
@@ -28,14 +30,32 @@ __all__ = ["AdmissionError", "Scheduled", "ScheduledBatch", "Scheduler", "Schedu
 
 
 class Scheduler:
-    """Requests on their way from waiting to running to finished, and the rows and blocks they hold meanwhile."""
+    """Requests on their way from waiting to running to finished, and the rows and blocks they hold meanwhile.
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, groups: KVGroups, pace: Pace | None = None) -> None:
+    They wait in one line, and start on the data rank that suits them best: each has rows and a pool of its own.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pools: BlockPool | Sequence[BlockPool],
+        groups: KVGroups,
+        pace: Pace | None = None,
+    ) -> None:
+        """`pools` has one for each data rank, all of one size; a single one need not be in a list."""
+        pools = (pools,) if isinstance(pools, BlockPool) else tuple(pools)
+        if len({(pool.num_blocks, pool.block_size) for pool in pools}) != 1:
+            raise ValueError(f"the pools must be of one size, got {[pool.num_blocks for pool in pools]} blocks")
         self.config = config
-        self._kv = KVCache(pool, groups, config.largest_chunk, config.enable_prefix_caching)
-        self._roster = Roster(config.make_policy(), config.max_num_seqs)
-        self._counters = Counters()
-        self._planner = StepPlanner(config, self._kv, self._roster, self._counters, pace)
+        self._roster = Roster(config.make_policy(), config.max_num_seqs, len(pools))
+        chunk, caching = config.largest_chunk, config.enable_prefix_caching
+        self._ranks = tuple(
+            DataRank(config, KVCache(pool, groups, chunk, caching), rows, self._roster, pace)
+            for pool, rows in zip(pools, self._roster.rows, strict=True)
+        )
+        self._kv = self._ranks[0].kv  # for what is the same on all ranks
+        placement = Placement(self._ranks, config.rank_imbalance_tokens)
+        self._planner = StepPlanner(self._ranks, self._roster, placement, self._num_cached)
         self._deadlines = Deadlines()
         self._is_paused = False
         self._last_scheduled = 0
@@ -58,7 +78,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._roster.running)
+        return self._roster.num_running
 
     @property
     def num_waiting(self) -> int:
@@ -66,18 +86,28 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
+        """Reads the gauges and counters of all data ranks together."""
+        counted = [asdict(rank.counters) for rank in self._ranks]
         return SchedulerStats(
             running=self.num_running,
             waiting=self.num_waiting,
             paused=self._roster.num_paused,
-            kv_usage=self._kv.pool.usage,
-            **asdict(self._counters),
+            kv_usage=sum([rank.kv.pool.usage for rank in self._ranks]) / len(self._ranks),  # pools are of one size
+            **{name: sum([counters[name] for counters in counted]) for name in counted[0]},
         )
+
+    @property
+    def rank_stats(self) -> list[SchedulerStats]:
+        """Reads those of each data rank, which nobody waits for: the line is one."""
+        return [rank.stats() for rank in self._ranks]
 
     @property
     def kv_utilisation(self) -> float:
         """Gives the share of the lent slots that hold a token; the rest is the internal waste of blocks."""
-        return self._kv.utilisation(self._roster.running)
+        lent = [rank.kv.pool.num_lent for rank in self._ranks]
+        shares = [rank.kv.utilisation(rank.rows.running) for rank in self._ranks]
+        total = sum(lent)
+        return sum([n * share for n, share in zip(lent, shares, strict=True)]) / total if total else 1.0
 
     def add(self, request: Request) -> None:
         """Puts a new request behind those waiting and clips its max_new_tokens to the model's length.
@@ -114,35 +144,34 @@ class Scheduler:
         """
         if self._is_paused:
             return None
-        draft = self._planner.plan()
-        if not draft.items:
-            return None
-        self._last_scheduled += 1
-        return ScheduledBatch(
-            tuple(draft.items),
-            tuple(draft.preempted),
-            self._last_scheduled,
-            tuple(draft.copies),
-            draft.num_recomputed,
-            tuple(draft.admitted),
-            tuple(draft.grown),
-        )
+        batch = self._planner.plan(self._last_scheduled + 1)
+        self._last_scheduled += batch is not None
+        return batch
 
     def update(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[RequestUpdate]:
         """Reads the tokens of a step, one per item; batches must come in the order in which they were scheduled."""
-        if len(token_ids) != len(batch.items):
-            raise ValueError(f"step {batch.step} has {len(batch.items)} items, got {len(token_ids)} token ids")
+        num_items = sum([len(part.items) for part in batch.ranks])
+        if len(token_ids) != num_items:
+            raise ValueError(f"step {batch.step} has {num_items} items, got {len(token_ids)} token ids")
         if batch.step <= self._last_updated:
             raise ValueError(f"step {batch.step} came after step {self._last_updated} was read")
         self._last_updated = batch.step
         updates: list[RequestUpdate] = []
+        tokens = iter(token_ids)
+        for rank, part in zip(self._ranks, batch.ranks, strict=True):
+            self._update_rank(rank, part, tokens, updates)
+        return updates
+
+    def _update_rank(
+        self, rank: DataRank, part: RankBatch, tokens: Iterator[int], updates: list[RequestUpdate]
+    ) -> None:
         finished = RequestStatus.FINISHED
-        for item, token in zip(batch.items, token_ids, strict=True):
+        for item, token in zip(part.items, tokens, strict=False):  # the others are of the ranks behind
             if not item.samples:
                 continue
             request = item.request
             if request.status is finished:  # stopped, aborted or failed after this step was dispatched
-                self._counters.num_discarded_tokens += 1
+                rank.counters.num_discarded_tokens += 1
                 continue
             output_ids = request.output_ids
             output_ids.append(token)
@@ -166,7 +195,6 @@ class Scheduler:
             update.first_scheduled_time = request.first_scheduled_time
             update.scores = None
             updates.append(update)
-        return updates
 
     def abort(self, request_id: str) -> RequestUpdate | None:
         """Ends a request wherever it stands; None when no living one has this id."""
@@ -192,7 +220,7 @@ class Scheduler:
         """
         living = [item.request for item in batch.items if item.request.status is not RequestStatus.FINISHED]
         updates = [self._end_without_token(request, "error", error) for request in living]
-        self._kv.pool.forget_all()
+        self._forget_prefixes()
         return updates
 
     def recompute_all(self, in_flight: Sequence[ScheduledBatch]) -> None:
@@ -204,15 +232,16 @@ class Scheduler:
             for item in batch.items:
                 if item.samples and item.request.status is not RequestStatus.FINISHED:
                     item.request.num_tokens -= 1
-        for request in tuple(self._roster.running):
-            self._planner.send_back(request)
-        self._kv.pool.forget_all()
+        for rank in self._ranks:
+            for request in tuple(rank.rows.running):
+                rank.send_back(request)
+        self._forget_prefixes()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; False, and nothing happens, while requests hold blocks."""
-        if self._kv.pool.num_lent:
+        if any(rank.kv.pool.num_lent for rank in self._ranks):
             return False
-        self._kv.pool.forget_all()
+        self._forget_prefixes()
         return True
 
     def pause(self, request_id: str) -> bool:
@@ -220,8 +249,8 @@ class Scheduler:
         request = self._roster.living.get(request_id)
         if request is None or request.status is RequestStatus.PAUSED:
             return False
-        if request.status is RequestStatus.RUNNING:
-            self._kv.drop(request)
+        if request.data_rank is not None:
+            self._ranks[request.data_rank].kv.drop(request)
         self._roster.pause(request)
         return True
 
@@ -264,12 +293,14 @@ class Scheduler:
     def restore(
         cls,
         snapshot: dict[str, Any],
-        pool: BlockPool,
+        pools: BlockPool | Sequence[BlockPool],
         groups: KVGroups,
         config: SchedulerConfig | None = None,
         decode_params: Encode = unchanged,
     ) -> "Scheduler":
         """Makes a scheduler that continues from a snapshot, all requests waiting; `config` overrides the snapshot's.
+
+        It may have another number of data ranks.
 
         Raises:
             AdmissionError: a request does not fit the new limits.
@@ -282,7 +313,7 @@ class Scheduler:
                 raise ValueError("the snapshot's policy was an object; pass a config with a new one")
             fields = snapshot["config"]
             config = SchedulerConfig(**fields | {"step_sizes": tuple(fields.get("step_sizes", ()))})
-        scheduler = cls(config, pool, groups)
+        scheduler = cls(config, pools, groups)
         requests = place_requests(snapshot["requests"], scheduler._roster, decode_params, scheduler._check_restored)
         for request in requests:
             request.block_tables = groups.empty_tables()
@@ -294,7 +325,8 @@ class Scheduler:
     def check(self) -> None:
         """Every row and block belongs to whom it was given, and every count fits the others."""
         self._roster.check()
-        self._kv.check(self._roster.running)
+        for rank in self._ranks:
+            rank.kv.check(rank.rows.running)
 
     def _check_restored(self, request: Request) -> None:
         if checked_max_new_tokens(request, self.config.max_model_len, self._kv) < request.max_new_tokens:
@@ -303,8 +335,17 @@ class Scheduler:
                 f"but max_model_len is {self.config.max_model_len} now: restore with a larger one"
             )
 
+    def _num_cached(self, request: Request) -> int:
+        """Counts the tokens of a request that are cached on the rank that has most of them."""
+        return max([rank.num_cached(request) for rank in self._ranks])
+
+    def _forget_prefixes(self) -> None:
+        for rank in self._ranks:
+            rank.kv.pool.forget_all()
+
     def _end(self, request: Request, reason: FinishReason, stop_reason: int | None = None) -> None:
-        self._kv.release(request)
+        if request.data_rank is not None:
+            self._ranks[request.data_rank].kv.release(request)
         self._roster.end(request)
         request.finish_reason = reason
         request.stop_reason = stop_reason

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxllm.scheduler.request import Request, RequestStatus
+from jaxllm.scheduler.request import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -13,7 +13,7 @@ class _Group:
     leader: Request
     held: dict[str, Request]  # wait for the leader's prompt
     released: dict[str, Request]  # wait for admission
-    is_ready: bool = False  # an earlier step has computed the leader's prompt, and its blocks are there
+    ready_on: int | None = None  # the data rank where an earlier step has computed the leader's prompt
 
 
 class Siblings:
@@ -51,19 +51,19 @@ class Siblings:
         released: list[Request] = []
         for group in self._started.values():
             leader = group.leader
-            group.is_ready = leader.status is RequestStatus.RUNNING and leader.num_computed >= leader.num_prompt
-            if group.is_ready and group.held:
+            group.ready_on = leader.data_rank if leader.num_computed >= leader.num_prompt else None
+            if group.ready_on is not None and group.held:
                 released += group.held.values()
                 group.released |= group.held
                 group.held = {}
         return released
 
-    def source(self, request: Request) -> Request | None:
-        """Gives the request whose blocks a sibling can share in the step that is being put together."""
+    def source(self, request: Request, data_rank: int) -> Request | None:
+        """Gives the request whose blocks a sibling can share on a data rank, in the step that is being put together."""
         group = self._group_of.get(request.request_id)
-        if group is None or not group.is_ready or group.leader is request:
+        if group is None or group.ready_on != data_rank or group.leader is request:
             return None
-        return group.leader if group.leader.status is RequestStatus.RUNNING else None
+        return group.leader if group.leader.data_rank == data_rank else None
 
     def is_held(self, request: Request) -> bool:
         group = self._group_of.get(request.request_id)

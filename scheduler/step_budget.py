@@ -1,4 +1,4 @@
-"""How many tokens a step should have, and how many of prompts beside the single ones of requests. Chooses no requests.
+"""How many tokens a rank's step should have, how many of prompts beside single ones of requests. Chooses no requests.
 
 Two things cap it besides the configured limits. Running requests may want their next token by a time: see pace.py. And
 steps are padded to a few sizes. To put a few tokens of a prompt off costs less than padding: the next step computes
@@ -14,19 +14,26 @@ from jaxllm.scheduler.kv_cache import KVCache
 from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.policy import CountCached
 from jaxllm.scheduler.request import Request
-from jaxllm.scheduler.roster import Roster
+from jaxllm.scheduler.roster import Roster, Rows
 
 
 class StepBudget:
     """Looks at what the next step could compute, and says how much of it should be."""
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVCache, roster: Roster, num_cached: CountCached, pace: Pace | None = None
+        self,
+        config: SchedulerConfig,
+        kv: KVCache,
+        rows: Rows,
+        roster: Roster,
+        num_cached: CountCached,
+        pace: Pace | None = None,
     ) -> None:
         self._num_tokens = config.max_num_batched_tokens
         self._most = config.prefill_share
         self._sizes = config.step_sizes
         self._kv = kv
+        self._rows = rows
         self._roster = roster
         self._num_cached = num_cached
         self._pace = pace
@@ -36,10 +43,10 @@ class StepBudget:
 
         `cut` names the requests of the step before whose tokens did not all fit.
         """
-        running = self._roster.running
+        running = self._rows.running
         if not self._sizes and self._pace is None:
             return self._num_tokens, self._most
-        cut = [request for request in cut if request.row is not None]
+        cut = [request for request in cut if request.data_rank == self._rows.data_rank]
         waiting = self._startable()
         if not (cut or waiting) or len(running) >= self._num_tokens:
             return self._num_tokens, self._most
@@ -58,11 +65,15 @@ class StepBudget:
         return limit, min(limit - len(running), self._most)
 
     def _startable(self) -> list[int]:
-        """Gives the numbers of tokens of the waiting requests for which rows, budget and free blocks will do."""
+        """Gives the numbers of tokens of the waiting requests for which rows, budget and free blocks will do.
+
+        Of several data ranks each counts on its share of the line: on the first one if there are few.
+        """
         roster, pool = self._roster, self._kv.pool
+        share = -(-len(roster.policy) // len(roster.rows))
         startable: list[int] = []
         num_left, num_free = self._num_tokens, pool.num_free // len(self._kv.groups)
-        for request in islice(roster.policy, roster.num_free_rows):
+        for request in islice(roster.policy, min(self._rows.num_free, share)):
             count = min(request.num_tokens - self._num_cached(request), self._kv.chunk)
             num_free -= -(-count // pool.block_size)
             if num_left <= 0 or num_free < 0 or request.num_in_flight:

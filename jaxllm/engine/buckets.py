@@ -66,9 +66,15 @@ class Buckets:
     table_widths: tuple[int, ...]
     fillable: tuple[int, ...] = ()  # those numbers of tokens for which a scheduler should put a few tokens off
 
-    def shape(self, num_tokens: int, num_requests: int, table_width: int, variant: Variant) -> StepShape:
-        """Gives the smallest compiled shape that holds the step."""
-        if num_tokens == num_requests:
+    def shape(
+        self, num_tokens: int, num_requests: int, table_width: int, variant: Variant, is_mixed: bool | None = None
+    ) -> StepShape:
+        """Gives the smallest compiled shape that holds the step.
+
+        Of several data ranks the numbers are each the largest of any, so that they do not tell by themselves whether
+        some request has more than one token: `is_mixed` does.
+        """
+        if not (num_tokens != num_requests if is_mixed is None else is_mixed):
             size = self.decode_size(num_requests)
             return StepShape(size, size, _fit(self.table_widths, table_width), variant)
         return self._mixed(num_tokens, num_requests, table_width, variant)

@@ -284,8 +284,6 @@ def _join(
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
     """Joins scheduler, input builder and runner."""
-    if args.data_parallel_size > 1:
-        raise InputError(f"data_parallel_size={args.data_parallel_size} is not supported yet; leave it out or at 1")
     model, memory, compiler = prepared.model, prepared.memory, prepared.compiler
     max_seqs, max_tokens, buckets = compiler.num_rows, prepared.max_num_batched_tokens, prepared.buckets
     pace = None
@@ -302,7 +300,7 @@ def _join(
             max_prefill_tokens=args.max_prefill_tokens,
             step_sizes=buckets.fillable,
         ),
-        BlockPool(memory.num_blocks, args.block_size),
+        [BlockPool(memory.num_blocks, args.block_size) for _ in range(compiler.program.num_ranks)],
         KVGroups(model.kv_layout.windows),
         pace,
     )
@@ -313,6 +311,7 @@ def _join(
         max_blocks,
         len(model.kv_layout.windows),
         vocab_size=model.vocab_size,
+        num_ranks=compiler.program.num_ranks,
         seed=args.seed,
         processors=compiler.settings.processors,
         choose=compiler.stand_in,

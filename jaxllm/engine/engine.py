@@ -6,7 +6,9 @@ Knows the scheduler, the input builder and a runner; no model, no text, no HTTP.
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from jaxllm.config.sampling_params import SamplingParams
@@ -56,6 +58,14 @@ class Launched:
 
 
 @dataclass(slots=True)
+class RankTokens:
+    """Tokens that the steps of a data rank had room for: those of requests, and padding."""
+
+    num_computed: int = 0
+    num_padded: int = 0
+
+
+@dataclass(slots=True)
 class StepTimes:
     """Where the host's time went, in seconds since the start."""
 
@@ -65,11 +75,16 @@ class StepTimes:
     wait: float = 0.0
     update: float = 0.0
     num_steps: int = 0
-    num_padded_tokens: int = 0  # computed in vain, to fill the steps' compiled shapes
+    tokens_by_rank: list[RankTokens] = field(default_factory=list)
     num_batched_requests: int = 0  # summed over the steps
     kv_usage_peak: float = 0.0  # share of the blocks that was lent at most
     kv_utilisation_sum: float = 0.0  # of every 16th step
     num_utilisation_samples: int = 0
+
+    @property
+    def num_padded_tokens(self) -> int:
+        """Counts the tokens computed in vain on all data ranks, to fill the steps' compiled shapes."""
+        return sum([counted.num_padded for counted in self.tokens_by_rank])
 
     @property
     def kv_utilisation(self) -> float:
@@ -170,8 +185,9 @@ class Engine:
         self._scores.forget(expired)
         batch = self._schedule()
         if batch is not None:
-            for request in batch.admitted:
-                request.first_scheduled_time = request.first_scheduled_time or time.monotonic()
+            for part in batch.ranks:
+                for request in part.admitted:
+                    request.first_scheduled_time = request.first_scheduled_time or time.monotonic()
             self._in_flight.append(self._launch(batch))
         if len(self._in_flight) > (batch is not None):
             return expired + self._read_oldest()
@@ -256,16 +272,24 @@ class Engine:
             name = f"step {batch.step} ({inputs.shape})"
             with self._watchdog.watching(lambda: describe(name, batch)), self._span(f"execute {inputs.shape}"):
                 tokens = self._runner.execute(inputs)
-            self.times.num_padded_tokens += inputs.shape.num_tokens - inputs.num_tokens
+            self._count_tokens(inputs)
             self.times.build += built - start
             self.times.execute += time.perf_counter() - built
         except Exception as error:
             tokens = FailedLaunch(error)
         self.times.num_steps += 1
-        self.times.num_batched_requests += len(batch.items)
+        self.times.num_batched_requests += sum([len(part.items) for part in batch.ranks])
         if self.times.num_steps % _UTILISATION_EVERY == 1:
             self._sample_utilisation()
         return Launched(batch, tokens, name, inputs)
+
+    def _count_tokens(self, inputs: PackedStep) -> None:
+        times = self.times
+        if len(times.tokens_by_rank) != len(inputs.num_tokens):
+            times.tokens_by_rank = [RankTokens() for _ in inputs.num_tokens]
+        for counted, num_tokens in zip(times.tokens_by_rank, inputs.num_tokens, strict=True):
+            counted.num_computed += num_tokens
+            counted.num_padded += inputs.shape.num_tokens - num_tokens
 
     def _sample_utilisation(self) -> None:
         times, usage = self.times, self.scheduler.stats.kv_usage
@@ -284,11 +308,9 @@ class Engine:
             return self._recover(launched, error)
         read = time.perf_counter()
         self._tell_pace(launched, read)
-        own = tokens[0][: len(launched.batch.items)]
         with self._span("update"):
-            updates = self.scheduler.update(launched.batch, own)
-            told = scores and scores.of_rank(0)
-            self._scores.add(launched.batch, own, launched.prompt, told, updates)
+            updates = self.scheduler.update(launched.batch, own_tokens(launched.batch, tokens))
+            self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
         self.times.wait += read - start
         self.times.update += time.perf_counter() - read
         return updates
@@ -314,6 +336,12 @@ class Engine:
         self._in_flight.clear()
         self._runner.reset()
         return updates
+
+
+def own_tokens(batch: ScheduledBatch, tokens: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Gives the tokens of a step's items, of what each data rank told, padding included."""
+    own = [of_rank[: len(part.items)] for part, of_rank in zip(batch.ranks, tokens, strict=True)]
+    return own[0] if len(own) == 1 else list(chain.from_iterable(own))
 
 
 def describe(name: str, batch: ScheduledBatch) -> str:

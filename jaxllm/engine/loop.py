@@ -3,7 +3,7 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxllm.engine.engine import Engine
@@ -16,6 +16,7 @@ from jaxllm.engine.messages import (
     EngineReply,
     EngineStats,
     Message,
+    RankStats,
     sample_ids,
 )
 from jaxllm.scheduler.request import RequestUpdate
@@ -140,4 +141,19 @@ def read_stats(engine: Engine) -> EngineStats:
         prefix_cache_hits=stats.prefix_cache_hits,
         num_steps=engine.times.num_steps,
         num_padded_tokens=engine.times.num_padded_tokens,
+        ranks=tuple(_read_ranks(engine)),
     )
+
+
+def _read_ranks(engine: Engine) -> Iterator[RankStats]:
+    counted = engine.times.tokens_by_rank
+    for rank, stats in enumerate(engine.scheduler.rank_stats):
+        yield RankStats(
+            running=stats.running,
+            kv_usage=stats.kv_usage,
+            num_preemptions=stats.num_preemptions,
+            prefix_cache_queries=stats.prefix_cache_queries,
+            prefix_cache_hits=stats.prefix_cache_hits,
+            num_step_tokens=counted[rank].num_computed if counted else 0,
+            num_padded_tokens=counted[rank].num_padded if counted else 0,
+        )

@@ -60,8 +60,26 @@ def sample_ids(request_id: str, n: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class RankStats:
+    """What a data rank does, and has done since the start."""
+
+    running: int = 0
+    kv_usage: float = 0.0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_step_tokens: int = 0  # computed for requests
+    num_padded_tokens: int = 0  # computed in vain
+
+    @property
+    def padding_share(self) -> float:
+        """The share of padding among the tokens of the rank's steps."""
+        return self.num_padded_tokens / max(self.num_padded_tokens + self.num_step_tokens, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A reading of the engine between two steps; counters run since the start."""
+    """A reading of the engine between two steps; counters run since the start. Those who wait belong to no rank."""
 
     running: int = 0
     waiting: int = 0
@@ -74,3 +92,4 @@ class EngineStats:
     prefix_cache_hits: int = 0
     num_steps: int = 0
     num_padded_tokens: int = 0
+    ranks: tuple[RankStats, ...] = (RankStats(),)  # of each data rank

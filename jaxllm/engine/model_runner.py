@@ -11,8 +11,9 @@ import numpy as np
 from jaxllm.config.errors import InputError
 from jaxllm.engine.input_builder import PackedStep, PromptScoring
 from jaxllm.engine.sampler import IN_PROMPT, Sampled, ScoreArrays
-from jaxllm.engine.sampler_builder import CountReset, PackedSampling
+from jaxllm.engine.sampler_builder import PackedSampling
 from jaxllm.engine.sampler_inputs import WHOLE_VOCABULARY
+from jaxllm.engine.sampler_rows import CountReset
 from jaxllm.engine.small_arrays import leave_holes
 from jaxllm.engine.step import OfRank, RowState, StepProgram, make_logits, over_mesh
 from jaxllm.engine.step_compiler import StepCompiler, abstract_weights
@@ -163,7 +164,7 @@ class ModelRunner:
         """Runs a step for its logits [R, T, V] (float32) instead of its tokens; the KV is written all the same."""
         function = jax.jit(make_logits(self.program, step.shape), donate_argnums=1)
         logits, self._kv = function(self._weights, self._kv, self._rows, self._to_ranks(step.packed))
-        return np.asarray(logits)
+        return np.asarray(logits)[..., : self.program.decoder.cfg.vocab_size]
 
     def close(self) -> None:
         """Drops the device's arrays."""

@@ -20,6 +20,7 @@ from jaxllm.engine.sampler_inputs import (
     SamplerShape,
 )
 from jaxllm.engine.step import OfRank, RowState, StepProgram, over_mesh
+from jaxllm.engine.vocab_ranks import exchange_logits, gather_rows, own_numbers, own_rows, sample_over_ranks
 from jaxllm.kernels.sampling.reference import IN_PROMPT as IN_PROMPT
 from jaxllm.kernels.sampling.reference import Edits, Filters, Penalties, best, process, rank, sample
 from jaxllm.models.forward import Weights, project
@@ -52,18 +53,19 @@ def make_sampler(program: StepProgram, layout: SamplerLayout, logprobs_mode: str
     """
     shape = layout.shape
 
+    is_split, is_plain = program.mesh.shape["tensor"] > 1, shape == SamplerShape(shape.num_requests)
+
     def sampler(logits_BV: jax.Array, rows: RowState[jax.Array], *rest: jax.Array):
         counts, packed = rest if shape.penalties else (None, *rest)
         inputs, processor_inputs = layout.unpack(packed)
-        raw_BV = logits_BV.astype(jnp.float32)
-        rules = _rules(layout, inputs, rows.last_token[inputs.row], counts)
-        edited_BV: jax.Array | None = None
-        if shape.processors:
-            # The user's functions see masked and edited logits.
-            edited_BV = process(raw_BV, inputs.temperature, rules.pop("mask"), rules.pop("edits"))
-            for name, _ in shape.processors:
-                edited_BV = _process(layout.processors[name], edited_BV, processor_inputs[name], inputs, rows)
-        token_B, scores = _choose(program.kernels.choose, shape, logprobs_mode, raw_BV, edited_BV, inputs, rules)
+        if is_split and is_plain:
+            drawing = (inputs.temperature, inputs.seed, inputs.position)
+            token_B, scores = sample_over_ranks(logits_BV, *drawing), None
+        else:
+            whole_bV = exchange_logits(logits_BV, layout.vocab_size)
+            own = _of_rank(layout, len(whole_bV), inputs, processor_inputs)
+            answer = _answer(program.kernels.choose, logprobs_mode, whole_bV, rows, counts, *own)
+            token_B, scores = gather_rows(answer, shape.num_requests)
         spare = rows.last_token.shape[0] - 1
         target_B = jnp.where(inputs.samples == 1, inputs.row, spare)
         rows = RowState(rows.last_token.at[target_B].set(token_B))
@@ -72,7 +74,8 @@ def make_sampler(program: StepProgram, layout: SamplerLayout, logprobs_mode: str
         return Sampled(token_B, scores), rows, counts.at[target_B, token_B].add(1)
 
     states = (OfRank(),) * (3 if shape.penalties else 2)
-    return over_mesh(program, "sampler", sampler, in_specs=(*states, OfRank()), out_specs=states)
+    in_specs = (program.logits_spec(), *states)
+    return over_mesh(program, "sampler", sampler, in_specs, out_specs=states)
 
 
 def make_prompt_scorer(program: StepProgram, num_best: int, logprobs_mode: str) -> Callable:
@@ -83,8 +86,11 @@ def make_prompt_scorer(program: StepProgram, num_best: int, logprobs_mode: str) 
 
     def scorer(weights: Weights, hidden_TD: jax.Array, index_and_token: jax.Array):
         logits_NV = project(program.decoder, program.kernels, weights, hidden_TD[index_and_token[0]])
-        named_NJ = jnp.zeros((index_and_token.shape[1], 0), jnp.int32)
-        return score(logits_NV, index_and_token[1], num_best, named_NJ, logprobs_mode.endswith("logprobs"))
+        logits_NV = exchange_logits(logits_NV, program.decoder.cfg.vocab_size)
+        token_N = own_rows(index_and_token[1])
+        named_NJ = jnp.zeros((len(token_N), 0), jnp.int32)
+        scores = score(logits_NV, token_N, num_best, named_NJ, logprobs_mode.endswith("logprobs"))
+        return gather_rows(scores, index_and_token.shape[1])
 
     return over_mesh(program, "prompt_scorer", scorer, (program.weight_specs(), OfRank(), OfRank()), OfRank())
 
@@ -100,6 +106,44 @@ def score(
     else:
         best_NK, token_NK = best(scores_NV, num_best)
     return ScoreArrays(chosen_N, rank_N, best_NK, token_NK, jnp.take_along_axis(scores_NV, named_NJ, axis=-1))
+
+
+def _of_rank(
+    layout: SamplerLayout,
+    num_own: int,
+    inputs: SamplerInputs[jax.Array],
+    processor_inputs: dict[str, ProcessorInputs[jax.Array]],
+) -> tuple[SamplerLayout, SamplerInputs[jax.Array], dict[str, ProcessorInputs[jax.Array]]]:
+    """What concerns a tensor rank's own requests, of which there are so many."""
+    fields = inputs._asdict().items()
+    own = {name: field if name.startswith("edit_") else own_rows(field) for name, field in fields}
+    own["edit_request"] = own_numbers(inputs.edit_request, num_own)
+    processors = {
+        name: each._replace(request=own_numbers(each.request, num_own)) for name, each in processor_inputs.items()
+    }
+    return layout._replace(shape=layout.shape._replace(num_requests=num_own)), SamplerInputs(**own), processors
+
+
+def _answer(
+    choose: Callable,
+    logprobs_mode: str,
+    logits_BV: jax.Array,
+    rows: RowState[jax.Array],
+    counts: jax.Array | None,
+    layout: SamplerLayout,
+    inputs: SamplerInputs[jax.Array],
+    processor_inputs: dict[str, ProcessorInputs[jax.Array]],
+) -> tuple[jax.Array, ScoreArrays[jax.Array] | None]:
+    """Gives tokens and scores of requests whose rows of logits are whole."""
+    raw_BV = logits_BV.astype(jnp.float32)
+    rules = _rules(layout, inputs, rows.last_token[inputs.row], counts)
+    edited_BV: jax.Array | None = None
+    if layout.shape.processors:
+        # The user's functions see masked and edited logits.
+        edited_BV = process(raw_BV, inputs.temperature, rules.pop("mask"), rules.pop("edits"))
+        for name, _ in layout.shape.processors:
+            edited_BV = _process(layout.processors[name], edited_BV, processor_inputs[name], inputs, rows)
+    return _choose(choose, layout.shape, logprobs_mode, raw_BV, edited_BV, inputs, rules)
 
 
 def _choose(

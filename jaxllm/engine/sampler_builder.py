@@ -1,48 +1,28 @@
-"""SamplingParams of a step's rows -> one packed array. Knows requests' numbers and output tokens; no device, no logits.
+"""SamplingParams of a step's rows -> packed arrays, stacked by data rank. Knows which sampler serves all ranks.
 
-Keeps a host copy of every row's numbers, so that a step copies rows instead of walking over fields.
+A rank's own rows stand in sampler_rows.py.
 """
 
-from bisect import bisect_left
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxllm.config.logits_processor import LogitsProcessor
-from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.sampler_inputs import (
-    ANY_TOKEN,
-    NO_SCORES,
-    WHOLE_VOCABULARY,
-    ProcessorInputs,
-    ProcessorShape,
-    SamplerInputs,
-    SamplerLayout,
-    SamplerShape,
-    mask_words,
+from jaxllm.engine.rank_items import RankItems
+from jaxllm.engine.sampler_inputs import ProcessorShape, SamplerLayout, SamplerShape
+from jaxllm.engine.sampler_rows import (
+    FILTERS,
+    MASKED,
+    NUM_EDITS,
+    NUM_NAMED,
+    RARE,
+    CountReset,
+    SamplerRows,
+    Wishes,
+    fit,
+    larger_num_best,
 )
-from jaxllm.scheduler.request import Request
-from jaxllm.scheduler.scheduler import Scheduled
-
-# Sizes are few, since each makes a sampler that has to be compiled.
-NUM_BEST = (0, 8, 32, 128)
-NUM_NAMED = (0, 16, 128)
-_EDITS = tuple(64 << (3 * i) for i in range(8))
-
-_CHOICE, _FILTERS, _PENALTIES, _EDITED, _MASKED, _SCORED, _PROCESSED = (1 << bit for bit in range(7))
-# Rare ones come together, and with the filters: every combination is a sampler of its own to be compiled. A mask is
-# left out because it is large (V bits for each request and step).
-_RARE = _PENALTIES | _EDITED | _MASKED | _PROCESSED
-
-
-class CountReset(NamedTuple):
-    """A row whose counts of tokens begin anew: its prompt and what is known of its output."""
-
-    row: int
-    prompt_ids: list[int]
-    output_ids: list[int]
-    rank: int = 0
 
 
 class PackedSampling(NamedTuple):
@@ -53,244 +33,61 @@ class PackedSampling(NamedTuple):
     count_resets: tuple[CountReset, ...] = ()
 
 
-class _Edits(NamedTuple):
-    """What has to be looked at for a row in each step: constant additions, and rules that depend on its output."""
-
-    constant: tuple[tuple[int, float], ...]
-    min_tokens: int
-    bad_words: tuple[tuple[int, ...], ...]
-
-
 class SamplerBuilder:
-    """Builds the sampler's inputs of each step for rows 0..num_rows-1."""
+    """Builds the sampler's inputs of each step for rows 0..num_rows-1 of each data rank."""
 
-    def __init__(self, num_rows: int, vocab_size: int, processors: Mapping[str, LogitsProcessor] | None = None):
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        processors: Mapping[str, LogitsProcessor] | None = None,
+        num_ranks: int = 1,
+    ):
         self._vocab_size = vocab_size
         self._processors = dict(processors or {})
-        self._features = np.zeros(num_rows, np.int32)
-        self._seed = np.zeros((num_rows, 2), np.uint32)
-        self._top_k = np.zeros(num_rows, np.int32)
-        self._num_best = np.zeros(num_rows, np.int32)
-        self._numbers = {name: np.zeros(num_rows, np.float32) for name in _NUMBERS}
-        self._named: dict[int, list[int]] = {}
-        self._edits: dict[int, _Edits] = {}
-        self._masks: dict[int, np.ndarray] = {}
-        self._processed: dict[int, dict[str, dict[str, np.ndarray]]] = {}
-        self._uncounted: set[int] = set()
+        self.ranks = [SamplerRows(rank, num_rows, vocab_size, self._processors) for rank in range(num_ranks)]
 
-    def set_row(self, row: int, request: Request) -> None:
-        """Takes over the numbers of the request that has the row from now on."""
-        params = request.params
-        assert isinstance(params, SamplingParams)
-        seed = (params.seed or 0) % 2**64
-        self._seed[row] = (seed & 0xFFFFFFFF, seed >> 32)
-        self._top_k[row] = max(params.top_k, 0)
-        for name, field in _NUMBERS.items():
-            self._numbers[name][row] = getattr(params, field)
-        for kept in (self._named, self._edits, self._masks, self._processed):
-            kept.pop(row, None)
-        self._uncounted.discard(row)
-        features = 0 if params.greedy else _CHOICE
-        if not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0):
-            features |= _FILTERS
-        if params.has_penalties:
-            features |= _PENALTIES
-            self._uncounted.add(row)
-        if params.logit_bias or params.min_tokens or params.bad_word_token_ids:
-            features |= _EDITED
-            bias = tuple((params.logit_bias or {}).items())
-            self._edits[row] = _Edits(bias, params.min_tokens, params.bad_word_token_ids)
-        if params.allowed_token_ids:
-            features |= _MASKED
-            self._masks[row] = token_mask(params.allowed_token_ids, self._vocab_size)
-        if params.logprobs is not None or params.logprob_token_ids:
-            features |= _SCORED
-            self._num_best[row] = params.logprobs or 0
-            self._named[row] = params.logprob_token_ids or []
-        asked = {name: given for name, given in (params.extra_args or {}).items() if name in self._processors}
-        if asked:
-            features |= _PROCESSED
-            self._processed[row] = {name: self._processors[name].values(given) for name, given in asked.items()}
-        self._features[row] = features
-
-    def is_needed(self, rows: np.ndarray) -> bool:
+    def is_needed(self, parts: Sequence[RankItems]) -> bool:
         """Says whether one of the rows that sample wants another than the best token, or more than it."""
-        return bool(self._features[rows].any())
+        return any(rank.features(own) for rank, own in zip(self.ranks, parts, strict=True))
 
-    def build(
-        self,
-        items: tuple[Scheduled, ...],
-        rows: np.ndarray,
-        ends: np.ndarray,
-        samples: np.ndarray,
-        num_requests: int,
-        always: bool,
-    ) -> PackedSampling | None:
-        """Packs what the sampler needs; None where the best token is wanted everywhere, unless it is asked for.
-
-        `rows`, `ends` and `samples` are the items' rows, the ends of their tokens, and whether they sample.
-        """
-        features = int(np.bitwise_or.reduce(self._features[rows[samples]], initial=0))
-        if not (features or always) or not samples.any():
+    def build(self, parts: Sequence[RankItems], num_requests: int, always: bool) -> PackedSampling | None:
+        """Packs what the sampler needs; None where the best token is wanted everywhere, unless it is asked for."""
+        wishes = [rank.wishes(own) for rank, own in zip(self.ranks, parts, strict=True)]
+        is_wanted = always or any(each.features for each in wishes)
+        if not is_wanted or not any(own.samples.any() for own in parts):
             return None
-        looks_at_items = features & (_RARE | _SCORED)
-        sampling = [(b, item) for b, item in enumerate(items) if item.samples] if looks_at_items else []
-        edits = self._row_edits(sampling) if features & _EDITED else []
-        processed = self._rows_by_processor(sampling) if features & _PROCESSED else {}
-        scored = [item.row for _, item in sampling if item.row in self._named] if features & _SCORED else []
-        shape = SamplerShape(
+        shape = self._shape(wishes, num_requests)
+        layout = SamplerLayout(shape, self._vocab_size, self._processors)
+        packed = np.zeros((len(parts), layout.packed_size), np.int32)
+        for rank, own, each, array in zip(self.ranks, parts, wishes, packed, strict=True):
+            inputs, processor_inputs = layout.host_views(array)
+            rank.write(inputs, processor_inputs, own, each)
+        resets: list[CountReset] = []
+        if shape.penalties:
+            for rank, each in zip(self.ranks, wishes, strict=True):
+                resets += rank.count_resets(each)
+        return PackedSampling(layout, packed, tuple(resets))
+
+    def _shape(self, wishes: Sequence[Wishes], num_requests: int) -> SamplerShape:
+        """Gives the sampler that does what any of the ranks needs."""
+        features = 0
+        for each in wishes:
+            features |= each.features
+        num_processed = {  # in the order in which the user named them
+            name: max([len(each.processed.get(name, ())) for each in wishes]) for name in self._processors
+        }
+        return SamplerShape(
             num_requests,
-            filters=bool(features & (_FILTERS | _RARE)),
-            penalties=bool(features & _RARE),
-            num_edits=_fit(_EDITS, len(edits)) if features & _RARE else 0,
-            masked=bool(features & _MASKED),
-            num_best=self._largest_num_best(scored),
-            num_named=_fit(NUM_NAMED, max((len(self._named[row]) for row in scored), default=0)),
+            filters=bool(features & (FILTERS | RARE)),
+            penalties=bool(features & RARE),
+            num_edits=fit(NUM_EDITS, max([len(each.edits) for each in wishes])) if features & RARE else 0,
+            masked=bool(features & MASKED),
+            num_best=larger_num_best([each.num_best for each in wishes]),
+            num_named=fit(NUM_NAMED, max([each.num_named for each in wishes])),
             processors=tuple(
-                ProcessorShape(name, min(1 << (len(pairs) - 1).bit_length(), num_requests))
-                for name, pairs in processed.items()
+                ProcessorShape(name, min(1 << (most - 1).bit_length(), num_requests))
+                for name, most in num_processed.items()
+                if most
             ),
         )
-        layout = SamplerLayout(shape, self._vocab_size, self._processors)
-        packed = np.zeros((1, layout.packed_size), np.int32)
-        inputs, processor_inputs = layout.host_views(packed[0])
-        inputs.samples[: len(items)] = samples
-        inputs.position[: len(items)] = ends
-        self._write_numbers(inputs, rows)
-        self._write_lists(inputs, sampling, edits)
-        for name, pairs in processed.items():
-            _write_processor(processor_inputs[name], pairs, num_requests)
-        return PackedSampling(layout, packed, self._count_resets(sampling) if shape.penalties else ())
-
-    def _write_numbers(self, inputs: SamplerInputs[np.ndarray], rows: np.ndarray) -> None:
-        """Copies the rows' numbers into the fields that are there; padding divides by nothing and keeps all."""
-        B = len(rows)
-        inputs.row[:B] = rows
-        inputs.row[B:] = len(self._features) - 1
-        inputs.seed[:B] = self._seed[rows]
-        for name, field in self._numbers.items():
-            view = getattr(inputs, name)
-            if view.size:
-                view[:B] = field[rows]
-        if inputs.top_k.size:
-            inputs.top_k[:B] = self._top_k[rows]
-            inputs.top_p[B:] = 1.0
-        if inputs.repetition.size:
-            inputs.repetition[B:] = 1.0
-
-    def _write_lists(
-        self,
-        inputs: SamplerInputs[np.ndarray],
-        sampling: list[tuple[int, Scheduled]],
-        edits: list[tuple[int, int, int, float]],
-    ) -> None:
-        """Writes what rows have in different lengths: edits, masks, named tokens."""
-        inputs.edit_request[:] = len(inputs.row)
-        if edits:
-            request, token, if_last, value = zip(*edits, strict=True)
-            E = len(edits)
-            inputs.edit_request[:E], inputs.edit_token[:E] = request, token
-            inputs.edit_if_last[:E], inputs.edit_value[:E] = if_last, value
-        if inputs.mask.size:
-            inputs.mask[:] = 0xFFFFFFFF
-            for b, item in sampling:
-                if item.row in self._masks:
-                    inputs.mask[b] = self._masks[item.row]
-        if inputs.named.size:
-            for b, item in sampling:
-                named = self._named.get(item.row, ())
-                inputs.named[b, : len(named)] = named
-
-    def _largest_num_best(self, scored: list[int]) -> int:
-        if not scored:
-            return NO_SCORES
-        wanted = self._num_best[scored]
-        return WHOLE_VOCABULARY if wanted.min() < 0 else best_size(int(wanted.max()), self._vocab_size)
-
-    def _row_edits(self, sampling: list[tuple[int, Scheduled]]) -> list[tuple[int, int, int, float]]:
-        """Lists (request, token, condition on the last token, number to add)."""
-        edits = []
-        for b, item in sampling:
-            rules = self._edits.get(item.row)
-            if rules is None:
-                continue
-            request = item.request
-            edits += [(b, token, ANY_TOKEN, value) for token, value in rules.constant]
-            # The scheduler counts the token of this step already.
-            num_before = request.num_tokens - 1 - request.num_prompt
-            if num_before < rules.min_tokens:
-                edits += [(b, token, ANY_TOKEN, -np.inf) for token in request.end_token_ids]
-            for word in rules.bad_words:
-                if_last = last_for_word(word, request.output_ids, num_before)
-                if if_last is not None:
-                    edits.append((b, word[-1], if_last, -np.inf))
-        return edits
-
-    def _rows_by_processor(self, sampling: list[tuple[int, Scheduled]]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
-        by_name: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for name in self._processors:  # in the order in which the user named them
-            pairs = [(b, self._processed[i.row][name]) for b, i in sampling if name in self._processed.get(i.row, ())]
-            if pairs:
-                by_name[name] = pairs
-        return by_name
-
-    def _count_resets(self, sampling: list[tuple[int, Scheduled]]) -> tuple[CountReset, ...]:
-        resets = []
-        for _, item in sampling:
-            if item.row in self._uncounted:
-                self._uncounted.remove(item.row)
-                resets.append(CountReset(item.row, item.request.prompt_ids, list(item.request.output_ids)))
-        return tuple(resets)
-
-
-_NUMBERS = {  # the sampler's name: SamplingParams' name
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition": "repetition_penalty",
-    "frequency": "frequency_penalty",
-    "presence": "presence_penalty",
-}
-
-
-def _write_processor(
-    own: ProcessorInputs[np.ndarray], pairs: list[tuple[int, dict[str, Any]]], num_requests: int
-) -> None:
-    own.request[:] = num_requests
-    for r, (b, values) in enumerate(pairs):
-        own.request[r] = b
-        for parameter, value in values.items():
-            own.parameters[parameter][r] = value
-
-
-def last_for_word(word: tuple[int, ...], known: list[int], num_output: int) -> int | None:
-    """Says when the last token of a bad word would complete it: the last token that the output must have by then.
-
-    ANY_TOKEN where that is certain, None where it cannot be. `num_output` counts the tokens before the one to be
-    chosen, of which the host knows all or all but the last.
-    """
-    before = word[:-1]
-    if len(before) > num_output:
-        return None
-    if num_output == len(known):
-        return ANY_TOKEN if not before or tuple(known[-len(before) :]) == before else None
-    if not before:
-        return ANY_TOKEN
-    earlier = before[:-1]
-    return before[-1] if not earlier or tuple(known[-len(earlier) :]) == earlier else None
-
-
-def token_mask(allowed: list[int], vocab_size: int) -> np.ndarray:
-    """One bit for each token of the vocabulary, set for those allowed."""
-    bits = np.zeros(mask_words(vocab_size) * 32, bool)
-    bits[allowed] = True
-    return np.packbits(bits.reshape(-1, 32), axis=-1, bitorder="little").view("<u4")[:, 0].astype(np.uint32)
-
-
-def best_size(num_best: int, vocab_size: int) -> int:
-    """The compiled number of best tokens that holds this one."""
-    return WHOLE_VOCABULARY if num_best < 0 or num_best > NUM_BEST[-1] else min(_fit(NUM_BEST, num_best), vocab_size)
-
-
-def _fit(sizes: tuple[int, ...], size: int) -> int:
-    return sizes[bisect_left(sizes, size)]

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.input_builder import PromptScoring
+from jaxllm.engine.input_builder import PromptRun, PromptScoring
 from jaxllm.engine.model_runner import StepScores
 from jaxllm.engine.sampler import ScoreArrays
 from jaxllm.engine.scores import RequestScores, TokenScores
-from jaxllm.scheduler.batch import ScheduledBatch
+from jaxllm.scheduler.batch import RankBatch, ScheduledBatch
 from jaxllm.scheduler.request import RequestUpdate
 
 
@@ -24,15 +24,20 @@ class ScoreBook:
     def add(
         self,
         batch: ScheduledBatch,
-        token_ids: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
         prompt: PromptScoring | None,
         scores: StepScores | None,
         updates: Sequence[RequestUpdate],
     ) -> None:
-        """Adds what a step told to the updates that it brought."""
-        if prompt is not None and scores is not None:
-            self._add_prompts(prompt, scores.prompt)
-        told = {} if scores is None or scores.tokens is None else _by_request(batch, token_ids, scores.tokens)
+        """Adds what a step told to the updates that it brought; token ids and scores come by data rank."""
+        told: dict[str, TokenScores] = {}
+        for rank, part in enumerate(batch.ranks if scores is not None else ()):
+            assert scores is not None
+            own = scores.of_rank(rank)
+            if prompt is not None:
+                self._add_prompts(prompt.runs[rank], own.prompt)
+            if own.tokens is not None:
+                told |= _by_request(part, token_ids[rank], own.tokens)
         if not told and not self._prompts:
             return
         for update in updates:
@@ -56,9 +61,9 @@ class ScoreBook:
         told = self._prompts.pop(update.request_id, None)
         return None if told is None else tuple(told)
 
-    def _add_prompts(self, prompt: PromptScoring, pieces: Sequence[ScoreArrays[np.ndarray]]) -> None:
+    def _add_prompts(self, runs: Sequence[PromptRun], pieces: Sequence[ScoreArrays[np.ndarray]]) -> None:
         told = (each for arrays in pieces for each in _rows(arrays))
-        for request, position, num_tokens in prompt.runs:
+        for request, position, num_tokens in runs:
             page = self._prompts.get(request.request_id)
             assert isinstance(request.params, SamplingParams)
             num_best = request.params.prompt_logprobs or 0
@@ -88,11 +93,9 @@ def _rows(arrays: ScoreArrays[np.ndarray]) -> Iterator[_Row]:
     return (_Row(c, r, b, ids, None, n) for c, r, (b, ids), n in zip(chosen, rank, best, named, strict=True))
 
 
-def _by_request(
-    batch: ScheduledBatch, token_ids: Sequence[int], arrays: ScoreArrays[np.ndarray]
-) -> dict[str, TokenScores]:
+def _by_request(part: RankBatch, token_ids: Sequence[int], arrays: ScoreArrays[np.ndarray]) -> dict[str, TokenScores]:
     told = {}
-    for item, token, row in zip(batch.items, token_ids, _rows(arrays), strict=False):  # the rest is padding
+    for item, token, row in zip(part.items, token_ids, _rows(arrays), strict=False):  # the rest is padding
         params = item.request.params
         assert isinstance(params, SamplingParams)
         if item.samples and (params.logprobs is not None or params.logprob_token_ids):

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.engine.buckets import StepShape
 from jaxllm.engine.step_inputs import StepInputs, unpack
-from jaxllm.kernels.sampling.reference import greedy
+from jaxllm.engine.vocab_ranks import greedy_over_ranks
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
 from jaxllm.models.step_context import Kernels, StepContext
@@ -86,6 +86,16 @@ class StepProgram(NamedTuple):
         cfg, total = self.decoder.cfg, self.num_ranks * num_blocks
         return (cfg.kv_layout.layers_per_group, total, 2, cfg.num_kv_heads, self.block_size, cfg.head_dim)
 
+    def logits_spec(self) -> OfRank:
+        """How the logits of a rank's requests are split."""
+        return OfRank(self.rules.spec(None, "vocab"))
+
+    @property
+    def logits_width(self) -> int:
+        """The vocabulary, in parts of one size for each tensor rank; what is behind the last token is -inf."""
+        num_ranks = self.mesh.shape["tensor"]
+        return -(-self.decoder.cfg.vocab_size // num_ranks) * num_ranks
+
     def sharding(self, spec: PartitionSpec | OfRank) -> NamedSharding:
         return NamedSharding(self.mesh, spec.stacked if isinstance(spec, OfRank) else spec)
 
@@ -97,10 +107,10 @@ class StepProgram(NamedTuple):
 def make_step(program: StepProgram, shape: StepShape) -> Callable:
     """Gives step(weights, kv, rows, packed), to be jitted with kv donated, by what the shape's variant asks for.
 
-    "greedy": (tokens [B], kv, rows), rows donated too. "logits": (logits [B, V] of each request's last token, kv).
-    "hidden": (these logits, hidden states [T, D] of all tokens, kv).
+    "greedy": (tokens [B], kv, rows), rows donated too. "logits": (logits [B, V] of each request's last token, kv), with
+    each tensor rank's part of the vocabulary. "hidden": (these logits, hidden states [T, D] of all tokens, kv).
     """
-    kv_spec, own = program.kv_spec(), OfRank()
+    kv_spec, own, logits_spec = program.kv_spec(), OfRank(), program.logits_spec()
 
     def step(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
@@ -111,24 +121,31 @@ def make_step(program: StepProgram, shape: StepShape) -> Callable:
             return logits_BV, hidden_TD, kv
         if shape.variant == "logits":
             return logits_BV, kv
-        tokens_B = greedy(logits_BV)
+        tokens_B = greedy_over_ranks(logits_BV)
         spare = rows.last_token.shape[0] - 1
         target_B = jnp.where(inputs.samples == 1, inputs.row, spare)
         return tokens_B, kv, RowState(rows.last_token.at[target_B].set(tokens_B))
 
-    outputs = {"greedy": (own, kv_spec, RowState(own)), "logits": (own, kv_spec), "hidden": (own, own, kv_spec)}
+    outputs = {
+        "greedy": (own, kv_spec, RowState(own)),
+        "logits": (logits_spec, kv_spec),
+        "hidden": (logits_spec, own, kv_spec),
+    }
     return over_mesh(program, shape.label, step, _inputs(program), outputs[shape.variant])
 
 
 def make_logits(program: StepProgram, shape: StepShape) -> Callable:
-    """Gives the step that answers with the logits [T, V] of every token instead, for tests: (logits, kv)."""
+    """Gives the step that answers with the logits [T, V] of every token instead, for tests: (logits, kv).
+
+    As in `make_step` they are split over the vocabulary, and may have columns of no token behind the last.
+    """
 
     def logits(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
         inputs = unpack(packed, shape, program.num_groups)
         hidden_TD, kv = _hidden(program, program.decoder_for(shape), weights, kv, rows, inputs)
         return project(program.decoder, program.kernels, weights, hidden_TD), kv
 
-    return over_mesh(program, "logits", logits, _inputs(program), (OfRank(), program.kv_spec()))
+    return over_mesh(program, "logits", logits, _inputs(program), (program.logits_spec(), program.kv_spec()))
 
 
 def _hidden(

@@ -15,8 +15,8 @@ from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.engine.buckets import StepShape
 from jaxllm.engine.executable_store import ExecutableStore
 from jaxllm.engine.sampler import make_prompt_scorer, make_sampler
-from jaxllm.engine.sampler_builder import NUM_BEST
 from jaxllm.engine.sampler_inputs import SamplerLayout, SamplerShape
+from jaxllm.engine.sampler_rows import NUM_BEST
 from jaxllm.engine.step import RowState, StepProgram, make_step
 from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.warm_up import WarmUp
@@ -227,7 +227,7 @@ def compile_sampler(
     """Compiles sample(logits, rows, [counts,] packed) of one shape, with rows and counts donated."""
     vocab_size = program.decoder.cfg.vocab_size
     layout = SamplerLayout(shape, vocab_size, settings.processors)
-    logits = program.of_rank((shape.num_requests, vocab_size), jnp.float32)
+    logits = program.of_rank((shape.num_requests, program.logits_width), jnp.float32, program.logits_spec())
     rows = RowState(program.of_rank((num_rows + 1,), jnp.int32))
     counts = [program.of_rank((num_rows + 1, vocab_size), jnp.int32)] if shape.penalties else []
     packed = program.of_rank((layout.packed_size,), jnp.int32)

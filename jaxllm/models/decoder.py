@@ -6,6 +6,7 @@ Axes: T tokens, D model, N query heads, K KV heads, G = N / K, H head size, F fe
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -16,6 +17,7 @@ from jaxllm.models.linear import Residual, linear_add, norm_gated_linear, norm_l
 from jaxllm.models.norms import NoNorm, Norm, head_norm, model_norm
 from jaxllm.models.parameters import bias, in_place, times, weight
 from jaxllm.models.step_context import Kernels, LayerPlace, StepContext
+from jaxllm.models.tensor_axis import first_of_rank, sum_over_ranks
 
 
 class Attention(nnx.Module):
@@ -167,7 +169,7 @@ class DecoderLayer(nnx.Module):
 
 
 class ParallelLayer(nnx.Module):
-    """Attention and MLP side by side, behind one norm."""
+    """Attention and MLP side by side, behind one norm; the tensor ranks add up both at once."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
         self.attention_norm = model_norm(cfg)
@@ -178,22 +180,32 @@ class ParallelLayer(nnx.Module):
     def __call__(self, x_TD, kv, place: LayerPlace, step: StepContext, kernels: Kernels):
         norm = self.attention_norm
         attended_TD, kv = self.attention(x_TD, norm, None, kv, place, step, kernels)
-        return x_TD + times(attended_TD + self.mlp(x_TD, norm, None, kernels), self.cfg.residual_scale), kv
+        both_TD = sum_over_ranks(attended_TD + self.mlp(x_TD, norm, None, kernels))
+        return x_TD + times(both_TD, self.cfg.residual_scale), kv
 
 
 class Embedding(nnx.Module):
-    """Token ids -> vectors."""
+    """Token ids -> vectors. Each tensor rank has some tokens' rows, looks those up, and gets the others' added."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
         self.tokens = weight((cfg.vocab_size, cfg.d_model), ("vocab", "embed"), cfg, rngs)
         self.cfg = cfg
 
     def __call__(self, token_T):
-        return times(self.tokens[...][token_T], self.cfg.embed_scale)
+        row_VD = self.tokens[...]
+        if jax.lax.axis_size("tensor") == 1:
+            return times(row_VD[token_T], self.cfg.embed_scale)
+        own_T = token_T - first_of_rank(len(row_VD))
+        is_own_T = (own_T >= 0) & (own_T < len(row_VD))
+        x_TD = jnp.where(is_own_T[:, None], row_VD[jnp.clip(own_T, 0, len(row_VD) - 1)], 0)
+        return times(sum_over_ranks(x_TD), self.cfg.embed_scale)
 
 
 class Head(nnx.Module):
-    """The last norm and the projection onto the vocabulary; tied models project with the embedding."""
+    """The last norm and the projection onto the vocabulary; tied models project with the embedding.
+
+    Each tensor rank gives the logits of its own tokens; rows of no token, behind the last, get -inf.
+    """
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
         self.norm = model_norm(cfg)
@@ -208,6 +220,10 @@ class Head(nnx.Module):
         logits_BV = times(logits_BV, cfg.logit_scale)
         if cfg.final_softcap is not None:
             logits_BV = jnp.tanh(logits_BV / cfg.final_softcap) * cfg.final_softcap
+        num_own = len(proj_VD)
+        if num_own * jax.lax.axis_size("tensor") > cfg.vocab_size:
+            token_V = first_of_rank(num_own) + jnp.arange(num_own)
+            logits_BV = jnp.where(token_V < cfg.vocab_size, logits_BV, -jnp.inf)
         return logits_BV
 
 

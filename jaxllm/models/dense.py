@@ -75,10 +75,14 @@ def _sequence(program: DecoderProgram, kernels: Kernels, weights: Weights, token
         query_start=jnp.asarray([0, S], jnp.int32),
         context_len=jnp.asarray([S], jnp.int32),
     )
-    none = jnp.zeros((S, cfg.num_kv_heads, cfg.head_dim), jnp.dtype(cfg.dtype))
+    num_ranks = jax.lax.axis_size("tensor")
+    none = jnp.zeros((S, cfg.num_kv_heads // num_ranks, cfg.head_dim), jnp.dtype(cfg.dtype))
     no_cache: Any = (none, none)
     hidden_SD, _ = run_layers(program, kernels, weights, no_cache, token_S, context)
-    return project(program, kernels, weights, hidden_SD)
+    logits_SV = project(program, kernels, weights, hidden_SD)
+    if num_ranks > 1:
+        logits_SV = jax.lax.all_gather(logits_SV, "tensor", axis=1, tiled=True)[:, : cfg.vocab_size]
+    return logits_SV
 
 
 def _keep(kv, slot, qkv_SKJH, cos, sin, block, offset, **options):

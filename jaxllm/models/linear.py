@@ -15,6 +15,7 @@ from jaxllm.kernels.matmul.choice import Stack
 from jaxllm.models.norms import NoNorm, Norm
 from jaxllm.models.parameters import LayerMatrix, LayerVector, product, times
 from jaxllm.models.step_context import Kernels
+from jaxllm.models.tensor_axis import of_first_rank, sum_over_ranks
 
 
 class Residual(NamedTuple):
@@ -58,15 +59,21 @@ def norm_gated_linear(
 def linear_add(
     subscripts: str, x, param: nnx.Param, bias_D: jax.Array | None, residual: Residual | None, kernels: Kernels
 ) -> jax.Array:
-    """The product of x and a weight, whose parts the tensor ranks add up, and the residual."""
+    """The product of x and a weight, whose parts the tensor ranks add up, and the residual.
+
+    Without a residual it is the rank's own part: of several products whoever adds them up has the ranks do so once.
+    """
     weight = param.get_value()
     is_whole = isinstance(weight, LayerMatrix) and jax.lax.axis_size("tensor") == 1
     if is_whole and bias_D is None and residual is not None and residual.is_plain:
         flat_IO, stack = _matrix_operand(weight, x.ndim - 1)
         return kernels.linear_add(x.reshape(len(x), -1), flat_IO, residual.x_TD, stack=stack)
-    out_TD = jax.lax.psum(product(subscripts, x, param), "tensor")
+    part_TD = product(subscripts, x, param)
+    if residual is None:
+        return part_TD if bias_D is None else part_TD + of_first_rank(bias_D)
+    out_TD = sum_over_ranks(part_TD)
     out_TD = out_TD if bias_D is None else out_TD + bias_D
-    return out_TD if residual is None else residual.x_TD + times(residual.norm(out_TD, kernels), residual.scale)
+    return residual.x_TD + times(residual.norm(out_TD, kernels), residual.scale)
 
 
 def _is_rms(norm: Norm | NoNorm) -> TypeGuard[Norm]:

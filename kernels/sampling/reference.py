@@ -123,11 +123,32 @@ def sample(
 
     The draw is the Gumbel-max trick (Gumbel, 1954).
     """
+    drawn = jnp.argmax(_perturb(logits, temperature, seed, position), axis=-1).astype(jnp.int32)
+    return jnp.where(temperature == 0.0, greedy(logits), drawn)
+
+
+def greedy_of_part(logits: Float[Array, "B V"], first: Int[Array, ""]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """The best of the tokens from `first` on, of which the logits are: what to compare parts by, and the token."""
+    return logits.max(-1), first + greedy(logits)
+
+
+def sample_of_part(
+    logits: Float[Array, "B V"],
+    temperature: Float[Array, " B"],
+    seed: UInt32[Array, "B 2"],
+    position: Int[Array, " B"],
+    first: Int[Array, ""],
+) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """Draws among the tokens from `first` on as `greedy_of_part` chooses; the best part's is what `sample` draws."""
+    perturbed = _perturb(logits, temperature, seed, position, first)
+    return greedy_of_part(jnp.where(temperature[:, None] == 0.0, logits, perturbed), first)
+
+
+def _perturb(logits, temperature, seed, position, first=None) -> Float[Array, "B V"]:
     # Below 1e-30 a quotient may be infinite, and equal to others; at 1e-30 a draw is as good as greedy.
     safe_temperature = jnp.where(temperature == 0.0, 1.0, jnp.maximum(temperature, 1e-30))[:, None]
-    noise = gumbel_noise(seed, position, logits.shape[-1])
-    drawn = jnp.argmax(logits.astype(jnp.float32) / safe_temperature + noise, axis=-1).astype(jnp.int32)
-    return jnp.where(temperature == 0.0, greedy(logits), drawn)
+    noise = gumbel_noise(seed, position, logits.shape[-1], first)
+    return logits.astype(jnp.float32) / safe_temperature + noise
 
 
 def penalize(
@@ -226,9 +247,16 @@ def _best(scores: Float[Array, "B V"], k: int) -> tuple[Float[Array, "B k"], Int
     return jnp.take_along_axis(scores, tokens, axis=-1), tokens
 
 
-def gumbel_noise(seed: UInt32[Array, "B 2"], position: Int[Array, " B"], vocab_size: int) -> Float[Array, "B V"]:
-    """Standard Gumbel noise, a pure function of (seed, position, vocabulary index)."""
-    token = jnp.arange(vocab_size, dtype=jnp.uint32)[None, :]
+def gumbel_noise(
+    seed: UInt32[Array, "B 2"], position: Int[Array, " B"], num_tokens: int, first: Int[Array, ""] | None = None
+) -> Float[Array, "B V"]:
+    """Standard Gumbel noise, a pure function of (seed, position, vocabulary index).
+
+    It is that of so many tokens from `first` on, or from 0.
+    """
+    token = jnp.arange(num_tokens, dtype=jnp.uint32)[None, :]
+    if first is not None:
+        token = token + first.astype(jnp.uint32)
     bits, _ = threefry2x32(seed[:, :1], seed[:, 1:], position.astype(jnp.uint32)[:, None], token)
     # One minus the uniform: floats are dense near 0, where the large noise that wins a draw comes from.
     rest = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)

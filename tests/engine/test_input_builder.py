@@ -5,9 +5,10 @@ import pytest
 
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.buckets import make_buckets
-from jaxllm.engine.input_builder import InputBuilder, known_tokens
+from jaxllm.engine.input_builder import InputBuilder
+from jaxllm.engine.rank_rows import known_tokens
 from jaxllm.engine.step_inputs import UNKNOWN_TOKEN, host_views
-from jaxllm.scheduler.batch import Scheduled, ScheduledBatch
+from jaxllm.scheduler.batch import RankBatch, Scheduled, ScheduledBatch
 from jaxllm.scheduler.request import Request
 
 ROWS, MAX_BLOCKS, GROUPS, VOCAB = 8, 12, 2, 300
@@ -36,7 +37,7 @@ def batch_of(*items, again=(), grown=()):
     admitted = [item.request for item in items if item.request.row is None or item.request in again]
     for item in items:
         item.request.row = item.row
-    return ScheduledBatch(items, (), 1, admitted=tuple(admitted), grown=tuple(grown))
+    return ScheduledBatch((RankBatch(items, admitted=tuple(admitted), grown=tuple(grown)),), 1)
 
 
 def build(builder, *items, **news):
@@ -186,7 +187,7 @@ def test_scored_prompts_name_each_token_and_the_one_before_it(builder):
     assert step.sampling is not None  # two of them sample, and a step that gives hidden states chooses nothing
     prompt = step.prompt
     assert prompt.index_and_token[0].tolist() == [[4, 5, 6, 7, 11, 12, 13, 14], [203, 204, 205, 206, 54, 55, 56, 57]]
-    assert prompt.runs == ((first, 3, 4), (late, 4, 4))
+    assert prompt.runs == (((first, 3, 4), (late, 4, 4)),)
     assert prompt.num_best == 8
 
 

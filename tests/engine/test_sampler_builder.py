@@ -7,9 +7,11 @@ import pytest
 
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.sampler_builder import CountReset, SamplerBuilder, best_size, last_for_word, token_mask
+from jaxllm.engine.rank_items import rank_items
+from jaxllm.engine.sampler_builder import SamplerBuilder
 from jaxllm.engine.sampler_inputs import ANY_TOKEN, NO_SCORES, WHOLE_VOCABULARY, ProcessorShape, SamplerShape
-from jaxllm.scheduler.batch import Scheduled
+from jaxllm.engine.sampler_rows import CountReset, best_size, last_for_word, token_mask
+from jaxllm.scheduler.batch import RankBatch, Scheduled
 from jaxllm.scheduler.request import Request
 
 ROWS, VOCAB, B = 9, 70, 4
@@ -36,10 +38,9 @@ def build():
         for row, request in rows.items():
             if owners.get(row) is not request:
                 owners[row] = request
-                builder.set_row(row, request)
+                builder.ranks[0].set_row(row, request)
         items = tuple(Scheduled(r, row, r.num_tokens - 2, 1, samples) for row, r in rows.items())
-        ends = np.asarray([item.start + item.count for item in items])
-        return builder.build(items, np.asarray(list(rows)), ends, np.full(len(rows), samples), B, always)
+        return builder.build([rank_items(RankBatch(items))], B, always)
 
     return run
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxllm.config.sampling_params import SamplingParams
@@ -10,12 +11,21 @@ from jaxllm.engine.model_runner import StepScores
 from jaxllm.engine.sampler import ScoreArrays
 from jaxllm.engine.score_book import ScoreBook
 from jaxllm.engine.scores import TokenScores
-from jaxllm.scheduler.batch import Scheduled, ScheduledBatch
+from jaxllm.scheduler.batch import RankBatch, Scheduled, ScheduledBatch
 from jaxllm.scheduler.request import Request, RequestUpdate
 
 
 def make_request(name: str, prompt=(1, 2, 3), **params: Any) -> Request:
     return Request(name, list(prompt), 8, params=SamplingParams(**params))
+
+
+def batch_of(*items: Scheduled) -> ScheduledBatch:
+    return ScheduledBatch((RankBatch(items),), 1)
+
+
+def told_of(tokens, prompt=()) -> StepScores:
+    """Stacks what one data rank told."""
+    return jax.tree.map(lambda array: array[None], StepScores(tokens, prompt))
 
 
 def arrays(N: int, best, tokens, named=0) -> ScoreArrays[np.ndarray]:
@@ -35,12 +45,10 @@ def test_each_request_gets_the_scores_that_it_asked_for():
         make_request("named", logprob_token_ids=[7]),
     )
     middle = make_request("middle", logprobs=1)  # a chunk in the middle of its prompt
-    batch = ScheduledBatch(
-        tuple(Scheduled(r, i, 2, 1, r is not middle) for i, r in enumerate((two, none, named, middle))), (), 1
-    )
+    batch = batch_of(*(Scheduled(r, i, 2, 1, r is not middle) for i, r in enumerate((two, none, named, middle))))
     told = arrays(8, [[-0.5, -0.75, -1.0]] * 8, [[4, 5, 6]] * 8, named=2)  # eight rows: half are padding
     updates = [RequestUpdate(name, (token,)) for name, token in (("two", 30), ("none", 31), ("named", 32))]
-    ScoreBook().add(batch, [30, 31, 32, 33], None, StepScores(told, ()), updates)
+    ScoreBook().add(batch, [[30, 31, 32, 33]], None, told_of(told), updates)
     assert updates[0].scores.tokens == (TokenScores((30, 4, 5), (-1.0, -0.5, -0.75), (10, 1, 2)),)
     assert updates[1].scores is None
     assert updates[2].scores.tokens == (TokenScores((32, 7), (-3.0, -104.0), (12, 0)),)
@@ -49,19 +57,19 @@ def test_each_request_gets_the_scores_that_it_asked_for():
 
 def test_what_is_ruled_out_is_not_among_the_best():
     request = make_request("r", logprobs=3)
-    batch = ScheduledBatch((Scheduled(request, 0, 2, 1, True),), (), 1)
+    batch = batch_of(Scheduled(request, 0, 2, 1, True))
     update = RequestUpdate("r", (5,))
     told = arrays(1, [[-0.5, -np.inf, -np.inf]], [[5, 0, 0]])
-    ScoreBook().add(batch, [5], None, StepScores(told, ()), [update])
+    ScoreBook().add(batch, [[5]], None, told_of(told), [update])
     assert update.scores.tokens[0].token_ids == (5, 5)
 
 
 def test_the_whole_vocabulary_is_sorted_for_those_who_want_it():
     some, everything = make_request("some", logprobs=2), make_request("everything", logprobs=-1)
-    batch = ScheduledBatch(tuple(Scheduled(r, i, 2, 1, True) for i, r in enumerate((some, everything))), (), 1)
+    batch = batch_of(*(Scheduled(r, i, 2, 1, True) for i, r in enumerate((some, everything))))
     updates = [RequestUpdate("some", (0,)), RequestUpdate("everything", (1,))]
     told = arrays(2, [[-3.0, -1.0, -2.0, -1.0], [-1.0, -2.0, -3.0, -np.inf]], np.zeros(0))
-    ScoreBook().add(batch, [0, 1], None, StepScores(told, ()), updates)
+    ScoreBook().add(batch, [[0, 1]], None, told_of(told), updates)
     assert updates[0].scores.tokens[0].token_ids == (0, 1, 3)
     assert updates[1].scores.tokens[0].token_ids == (1, 0, 1, 2)
     assert updates[1].scores.tokens[0].ranks == (11, 1, 2, 3)
@@ -77,9 +85,9 @@ def test_a_prompt_is_told_once_whole_and_with_the_first_token():
         tokens = [
             run.request.prompt_ids[at] for run in runs for at in range(run.position, run.position + run.num_tokens)
         ]
-        scoring = PromptScoring(np.asarray([range(len(tokens)), tokens], np.int32), 1, tuple(runs))
+        scoring = PromptScoring(np.asarray([[range(len(tokens)), tokens]], np.int32), 1, (tuple(runs),))
         told = arrays(N, [[-0.5]] * N, [[9]] * N)
-        book.add(ScheduledBatch((), (), 1), [], scoring, StepScores(None, (told,)), updates)
+        book.add(batch_of(), [[]], scoring, told_of(None, (told,)), updates)
 
     step([PromptRun(other, 1, 1), PromptRun(request, 1, 2)], 16)
     step([PromptRun(request, 3, 2)], 16, updates := [RequestUpdate("r", (1,))])
@@ -95,5 +103,5 @@ def test_a_prompt_is_told_once_whole_and_with_the_first_token():
     step([PromptRun(request, 1, 4)], 16, again := [RequestUpdate("r", (2,))])  # computed again after a preemption
     assert again[0].scores is None
     book.forget([RequestUpdate("other", finish_reason="abort")])
-    book.add(ScheduledBatch((), (), 2), [], None, None, last := [RequestUpdate("other", (3,))])
+    book.add(batch_of(), [[]], None, None, last := [RequestUpdate("other", (3,))])
     assert last[0].scores is None

@@ -115,7 +115,7 @@ def test_nothing_is_remembered_when_prefix_caching_is_off(make_scheduler: MakeSc
         assert add(scheduler, name, 0, max_new_tokens=1, prompt=[1, 2, 3, 4, 5]).num_cached_tokens == 0
     assert _run(scheduler) == 15
     assert (scheduler.stats.prefix_cache_queries, scheduler.stats.prefix_cache_hits) == (0, 0)
-    assert scheduler._kv.pool.num_cached == 0
+    assert scheduler._ranks[0].kv.pool.num_cached == 0
 
 
 def test_the_cache_can_be_reset_only_while_nobody_holds_blocks(make_scheduler: MakeScheduler, add: Add):
@@ -133,25 +133,25 @@ def test_a_window_is_hit_with_only_the_blocks_it_sees(make_scheduler: MakeSchedu
     scheduler = make_scheduler(block_size=2, windows=(None, 3), budget=4, num_blocks=30)
     add(scheduler, "a", 0, max_new_tokens=1, prompt=list(range(13)))
     _run(scheduler)
-    pool = scheduler._kv.pool
-    digests = scheduler._kv.find(Request("x", list(range(13)), 1))
+    pool = scheduler._ranks[0].kv.pool
+    digests = scheduler._ranks[0].kv.find(Request("x", list(range(13)), 1))
     assert digests.num_tokens == 12
     assert [len(digests.tables[0]), digests.tables[1][:5]] == [6, [0] * 5]  # token 12 sees 10 and on
     pool.lend(pool.num_free - 12)  # evicts what was given back first: the window's oldest blocks
-    assert scheduler._kv.find(Request("x", list(range(13)), 1)).num_tokens == 12
+    assert scheduler._ranks[0].kv.find(Request("x", list(range(13)), 1)).num_tokens == 12
 
 
 def test_a_hit_holds_in_all_groups_or_is_shortened_until_it_does(make_scheduler: MakeScheduler, add: Add):
     scheduler = make_scheduler(block_size=2, windows=(None, 3), num_blocks=30)
     request = add(scheduler, "a", 0, max_new_tokens=1, prompt=list(range(13)))
     _run(scheduler)
-    pool = scheduler._kv.pool
-    lost = pool._block_of.pop(request.block_hashes[5] + scheduler._kv._suffixes[1])
+    pool = scheduler._ranks[0].kv.pool
+    lost = pool._block_of.pop(request.block_hashes[5] + scheduler._ranks[0].kv._suffixes[1])
     del pool._key_of[lost]
-    assert scheduler._kv.find(Request("x", list(range(13)), 1)).num_tokens == 10
-    lost = pool._block_of.pop(request.block_hashes[2] + scheduler._kv._suffixes[0])
+    assert scheduler._ranks[0].kv.find(Request("x", list(range(13)), 1)).num_tokens == 10
+    lost = pool._block_of.pop(request.block_hashes[2] + scheduler._ranks[0].kv._suffixes[0])
     del pool._key_of[lost]
-    assert scheduler._kv.find(Request("x", list(range(13)), 1)).num_tokens == 4
+    assert scheduler._ranks[0].kv.find(Request("x", list(range(13)), 1)).num_tokens == 4
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -165,10 +165,10 @@ def test_parallel_samples_share_their_prompt_and_copy_its_last_block(
     assert (_chunks(_schedule(scheduler)), scheduler.num_waiting) == ([("a", 0, num_prompt)], 2)
     batch = _schedule(scheduler)
     assert _chunks(batch) == [("a", num_prompt, 1), ("b", num_prompt - 1, 1), ("c", num_prompt - 1, 1)]
-    assert len(batch.copies) == 2 * copied
+    assert len(batch.ranks[0].copies) == 2 * copied
     shared = (num_prompt - 1) // 2
     assert samples[0].block_tables[0][:shared] == samples[1].block_tables[0][:shared]
-    for sample, (source, destination) in zip(samples[1:], batch.copies, strict=False):
+    for sample, (source, destination) in zip(samples[1:], batch.ranks[0].copies, strict=False):
         assert (source, destination) == (samples[0].block_tables[0][shared], sample.block_tables[0][shared])
     assert (scheduler.stats.num_forked_tokens, scheduler.stats.prefix_cache_hits) == (2 * (num_prompt - 1), 0)
     assert [sample.num_cached_tokens for sample in samples] == [0, num_prompt - 1, num_prompt - 1]

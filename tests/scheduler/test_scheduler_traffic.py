@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxllm.scheduler import kv_cache
+from jaxllm.scheduler.batch import RankBatch
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_cache import KVCache
 from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.request import Request, RequestUpdate
-from jaxllm.scheduler.roster import Roster
+from jaxllm.scheduler.roster import Rows
 from jaxllm.scheduler.scheduler import AdmissionError, ScheduledBatch, Scheduler, SchedulerConfig
 from jaxllm.scheduler.siblings import Siblings
 
@@ -71,7 +72,7 @@ def _tokens_alone(request: Request, windows: Windows) -> tuple[list[int], str]:
 
 
 class PagedDevice:
-    """Runs steps at once and in order, and remembers nothing but slots and rows."""
+    """One data rank: runs its part of steps at once and in order, and remembers nothing but slots and rows."""
 
     def __init__(self, pool: BlockPool, windows: Windows, num_rows: int) -> None:
         self.pool = pool
@@ -79,13 +80,13 @@ class PagedDevice:
         self.slots: list[list[int | None]] = [[None] * pool.block_size for _ in range(pool.num_blocks)]
         self.last_token = [-1] * num_rows
 
-    def run(self, batch: ScheduledBatch) -> list[int]:
+    def run(self, batch: RankBatch) -> list[int]:
         for source, destination in batch.copies:
             self.slots[destination] = list(self.slots[source])
         self._check_writers(batch)
         return [self._compute(item.request, item.row, item.start, item.count, item.samples) for item in batch.items]
 
-    def _check_writers(self, batch: ScheduledBatch) -> None:
+    def _check_writers(self, batch: RankBatch) -> None:
         """A block has one writer in a step, and is shared only if the step fills it."""
         size, references, writers = self.pool.block_size, self.pool.references(), Counter[int]()
         for item in batch.items:
@@ -94,7 +95,7 @@ class PagedDevice:
                 written = table[item.start // size : -(-end // size)]
                 writers.update(written)
                 assert end % size == 0 or references[written[-1]] == 1, "writes a shared block"
-        assert max(writers.values()) == 1, "two write one block"
+        assert max(writers.values(), default=1) == 1, "two write one block"
 
     def _compute(self, request: Request, row: int, start: int, count: int, samples: bool) -> int:
         size = self.pool.block_size
@@ -135,6 +136,7 @@ class Traffic:
         block_size: int,
         windows: Windows,
         target: float | None = None,
+        num_ranks: int = 1,
         **options: Any,
     ) -> None:
         self.config = SchedulerConfig(
@@ -142,21 +144,32 @@ class Traffic:
         )
         self.shape = (num_blocks, block_size)
         self.windows = windows
-        self.pool = BlockPool(*self.shape)
+        self.num_ranks = num_ranks
         self.pace = None if target is None else Pace(target, lambda _: SIZES[1], lambda num_requests: num_requests)
-        self.scheduler = Scheduler(self.config, self.pool, KVGroups(windows), self.pace)
-        self.device = PagedDevice(self.pool, windows, seqs)
+        self.devices = self._new_devices()
+        self.scheduler = Scheduler(self.config, self.pools, KVGroups(windows), self.pace)
         self.in_flight: list[tuple[ScheduledBatch, list[int]]] = []
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.started: set[str] = set()
-        self.tables: dict[int, tuple[Request, int]] = {}  # of rows: whose, and how long, as batches tell
+        self.tables: dict[
+            tuple[int, int], tuple[Request, int]
+        ] = {}  # by (rank, row): whose, how long
+        self.rank_of: dict[str, int] = {}
         self.may_be_overtaken: set[str] = set()
         self.cached_tokens: dict[str, int] = {}
         self.now = 0.0
         self.num_actions = 0
         self.seen = Counter[str]()
+
+    @property
+    def pools(self) -> list[BlockPool]:
+        return [device.pool for device in self.devices]
+
+    def _new_devices(self) -> list[PagedDevice]:
+        pools = [BlockPool(*self.shape) for _ in range(self.num_ranks)]
+        return [PagedDevice(pool, self.windows, self.config.max_num_seqs) for pool in pools]
 
     def add(self, prompt_ids: list[int], max_new_tokens: int, num_samples: int = 1, tenant: int = 0, **fields: Any):
         salt, kv_key = TENANTS[tenant]
@@ -183,27 +196,42 @@ class Traffic:
         if self.pace is not None:
             is_decode, context = batch.num_tokens == len(batch.items), sum(i.start + i.count for i in batch.items)
             self.pace.time.observe(batch.num_tokens, is_decode, context, batch.num_tokens % 5)
-        assert 0 < batch.num_tokens <= self.config.max_num_batched_tokens
-        assert max(item.count for item in batch.items) <= self.config.largest_chunk
-        assert batch.num_tokens - len(batch.items) <= self.config.prefill_share
-        assert len({item.row for item in batch.items}) == len(batch.items)
-        assert not {id(request) for request in batch.preempted} & {id(item.request) for item in batch.items}
+        assert len(batch.ranks) == self.num_ranks
+        assert batch.num_tokens > 0
+        self.seen["idle rank"] += any(not part.items for part in batch.ranks)
         self.seen["preempted"] += len(batch.preempted)
         self.seen["preempted with a token on its way"] += sum(r.num_in_flight > 0 for r in batch.preempted)
-        self.seen["copied"] += len(batch.copies)
-        for request in (*batch.admitted, *batch.grown):
-            self.tables[request.row or 0] = (request, len(request.block_tables[0]))
-        for item in batch.items:
-            assert self.tables[item.row] == (item.request, len(item.request.block_tables[0])), "it grew in secret"
-            name = item.request.request_id
-            if name not in self.started:
-                self._start(item.request)
-                self.seen["hit"] += item.start > 0
-            self.seen["windows passed"] += any(table[0] == 0 for table in item.request.block_tables)
-        self.in_flight.append((batch, self.device.run(batch)))
+        new = [item for item in batch.items if item.request.request_id not in self.started]
+        self.seen["hit"] += sum(item.start > 0 for item in new)
+        self.started.update(item.request.request_id for item in new)
+        for item in new:
+            self._check_order(item.request)
+        tokens = []
+        for rank, part in enumerate(batch.ranks):
+            self._check_part(rank, part, batch.preempted)
+            tokens += self.devices[rank].run(part)
+        self.in_flight.append((batch, tokens))
 
-    def _start(self, request: Request) -> None:
-        self.started.add(request.request_id)
+    def _check_part(self, rank: int, part: RankBatch, preempted: Sequence[Request]) -> None:
+        assert part.num_tokens <= self.config.max_num_batched_tokens
+        assert all(item.count <= self.config.largest_chunk for item in part.items)
+        assert part.num_tokens - len(part.items) <= self.config.prefill_share
+        assert len({item.row for item in part.items}) == len(part.items)
+        here_again = {id(request) for request in preempted} & {id(item.request) for item in part.items}
+        assert not here_again or self.num_ranks > 1
+        self.seen["copied"] += len(part.copies)
+        for request in (*part.admitted, *part.grown):
+            self.tables[rank, request.row or 0] = (request, len(request.block_tables[0]))
+        for request in part.admitted:
+            name = request.request_id
+            self.seen["moved to another rank"] += self.rank_of.get(name, rank) != rank
+            self.rank_of[name] = rank
+        for item in part.items:
+            assert item.request.data_rank == rank
+            assert self.tables[rank, item.row] == (item.request, len(item.request.block_tables[0])), "it grew in secret"
+            self.seen["windows passed"] += any(table[0] == 0 for table in item.request.block_tables)
+
+    def _check_order(self, request: Request) -> None:
         if "cache" in str(self.config.policy):
             return
         rank = self._rank(request)
@@ -260,17 +288,17 @@ class Traffic:
             self._record(self.scheduler.fail(batches.pop(0), "lost"))
         self.seen["recomputed"] += self.scheduler.num_running
         self.scheduler.recompute_all(batches)
-        self.device.lose_everything()
+        for device in self.devices:
+            device.lose_everything()
 
     def move(self) -> None:
         """Another process goes on from a snapshot; what was in flight is lost."""
         before = self.scheduler.snapshot()
         snapshot = json.loads(json.dumps(before))
         self.in_flight.clear()
-        self.pool = BlockPool(*self.shape)
-        self.scheduler = Scheduler.restore(snapshot, self.pool, KVGroups(self.windows))
+        self.devices = self._new_devices()
+        self.scheduler = Scheduler.restore(snapshot, self.pools, KVGroups(self.windows))
         assert self.scheduler.config == self.config
-        self.device = PagedDevice(self.pool, self.windows, self.config.max_num_seqs)
         self.requests |= self.scheduler.living
         self.seen["moved"] += 1
 
@@ -287,7 +315,7 @@ class Traffic:
                 self.update()
             self.scheduler.check()
         assert self.ends.keys() == self.requests.keys(), "not every request has ended"
-        assert self.pool.num_lent == 0
+        assert not any(pool.num_lent for pool in self.pools)
         for name, request in self.requests.items():
             output, reason = _tokens_alone(request, self.windows)
             if self.ends[name] in ("abort", "error"):
@@ -295,6 +323,8 @@ class Traffic:
                 reason = self.ends[name]
             assert (self.tokens[name], self.ends[name]) == (output, reason)
         stats = self.scheduler.stats
+        for name in ("running", "num_scheduled_tokens", "num_preemptions", "prefix_cache_hits"):
+            assert sum(getattr(each, name) for each in self.scheduler.rank_stats) == getattr(stats, name)
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
         assert stats.num_recomputed_tokens <= stats.num_scheduled_tokens
         self.seen["discarded"] += stats.num_discarded_tokens
@@ -343,6 +373,8 @@ class RandomTraffic(RuleBasedStateMachine):
         sizes=st.sampled_from(SIZES),
         tpot=st.sampled_from(TARGETS),
         caching=st.booleans(),
+        num_ranks=st.sampled_from([1, 2, 3]),
+        imbalance=st.sampled_from([0, 10, 100]),
     )
     def start(
         self,
@@ -356,6 +388,8 @@ class RandomTraffic(RuleBasedStateMachine):
         sizes: tuple[int, ...],
         tpot: float | None,
         caching: bool,
+        num_ranks: int,
+        imbalance: int,
     ) -> None:
         self.traffic = Traffic(
             seqs,
@@ -364,6 +398,8 @@ class RandomTraffic(RuleBasedStateMachine):
             block_size,
             windows,
             tpot,
+            num_ranks,
+            rank_imbalance_tokens=imbalance,
             policy=policy,
             long_prefill_token_threshold=caps[0],
             max_prefill_tokens=caps[1],
@@ -442,7 +478,7 @@ class RandomTraffic(RuleBasedStateMachine):
 
     @rule()
     def reset_prefix_cache(self) -> None:
-        assert self.traffic.scheduler.reset_prefix_cache() == (self.traffic.pool.num_lent == 0)
+        assert self.traffic.scheduler.reset_prefix_cache() == (not any(pool.num_lent for pool in self.traffic.pools))
 
     @precondition(lambda self: self.traffic.in_flight)
     @rule(which=st.integers(0, 1))
@@ -488,6 +524,8 @@ def _long_traffic(seed: int) -> Counter[str]:
         block_size=rng.randint(1, 4),
         windows=rng.choice(WINDOWS),
         target=rng.choice(TARGETS),
+        num_ranks=rng.choice([1, 2, 3]),
+        rank_imbalance_tokens=rng.choice([0, 20]),
         policy=rng.choice(POLICIES),
         enable_prefix_caching=rng.random() < 0.7,
         long_prefill_token_threshold=rng.choice([0, 0, 3]),
@@ -537,7 +575,8 @@ def test_long_traffic_meets_every_rare_event_and_still_gives_the_tokens_of_runni
         seen += _long_traffic(seed)
     rare = ("preempted", "preempted with a token on its way", "discarded", "recomputed", "refused", "nothing to run")
     new = ("copied", "hit", "refound", "windows passed", "paused", "resumed", "expired", "moved")
-    for event in (*rare, *new, "stop", "length", "abort", "error"):
+    ranks = ("idle rank", "moved to another rank")
+    for event in (*rare, *new, *ranks, "stop", "length", "abort", "error"):
         assert seen[event] >= 10, f"{event}: {seen[event]} times"
 
 
@@ -560,7 +599,11 @@ def _stale_hash(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaked_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Roster, "_take_row", lambda roster, request: setattr(request, "row", None))
+    def take_back(rows: Rows, request: Request) -> None:
+        rows.running.remove(request)
+        request.row = request.data_rank = None
+
+    patch.setattr(Rows, "take_back", take_back)
 
 
 def _hash_without_tenant(patch: pytest.MonkeyPatch) -> None:
@@ -594,7 +637,7 @@ def _fork_of_a_prompt_that_is_not_computed(patch: pytest.MonkeyPatch) -> None:
     def release(siblings: Siblings) -> list[Request]:
         released: list[Request] = []
         for group in siblings._started.values():
-            group.is_ready = True
+            group.ready_on = group.leader.data_rank
             released += group.held.values()
             group.released |= group.held
             group.held = {}

@@ -111,7 +111,7 @@ def test_steps_of_any_traffic_overshoot_no_size_that_they_were_to_fill(lengths: 
         scheduler.add(Request(str(i), [1000 * i + j for j in range(length)], 1 + (i * seed) % 7))
     num_steps = 0
     while scheduler.has_work:
-        wanted = scheduler._planner._budget.next(scheduler._planner._cut)[0]
+        wanted = scheduler._ranks[0]._budget.next(scheduler._ranks[0]._cut)[0]
         batch = _schedule(scheduler)
         assert batch.num_tokens <= wanted
         scheduler.update(batch, [7] * len(batch.items))
