@@ -26,9 +26,6 @@ from jaxllm.models.read_config import read_config
 from jaxllm.models.registry import find_family
 from jaxllm.models.shapes import find_shape, shape_names
 
-# Embedding and head are split over the vocabulary.
-PLANNED_RULES = replace(AxisRules(), vocab="tensor")
-
 
 def find_config(model: str) -> dict[str, Any]:
     """Finds a model's config.json: a packaged model, a known shape, a folder, the file itself, or of the hub.
@@ -76,7 +73,6 @@ def shape_of(
     name: str,
     tensors: Iterable[int] = (1,),
     kv_cache_dtype: str = "auto",
-    rules: AxisRules = PLANNED_RULES,
 ) -> ModelShape:
     """Counts what a rank holds for each number of tensor ranks.
 
@@ -90,7 +86,7 @@ def shape_of(
     shards, refused = {}, {}
     for tensor in tensors:
         try:
-            shards[tensor] = _shard(cfg, tensor, kv_itemsize, rules)
+            shards[tensor] = _shard(cfg, tensor, kv_itemsize)
         except InputError as error:
             refused[tensor] = str(error)
     return ModelShape(
@@ -112,8 +108,8 @@ def shape_of(
     )
 
 
-def _shard(cfg: ModelConfig, tensor: int, kv_itemsize: int, rules: AxisRules) -> Shard:
-    split = _split(cfg, tensor)
+def _shard(cfg: ModelConfig, tensor: int, kv_itemsize: int) -> Shard:
+    split, rules = _split(cfg, tensor), AxisRules()
     one_layer = replace(split, layer_kinds=split.layer_kinds[:1])  # the others are as large
     sizes = {"embedding": 0, "layers": 0, "head": 0}
     itemsize = jnp.dtype(cfg.dtype).itemsize

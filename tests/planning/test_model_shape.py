@@ -60,14 +60,13 @@ RANKS = """
 import sys
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.build import find_model, prepare
-from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
 from jaxllm.planning.model_shape import read_model, shape_of
 for model in sys.argv[1:]:
     load_format = "auto" if "/" in model else "dummy"
     args = EngineArgs(model=model, dtype="bfloat16", load_format=load_format, tensor_parallel_size=2)
     memory = prepare(args, find_model(args), build_mesh(1, 2)).memory
-    shape = shape_of(read_model(model), model, [2], rules=AxisRules())
+    shape = shape_of(read_model(model), model, [2])
     shard = shape.shards[2]
     weights = shape.num_layers * shard.layer_bytes + shard.embedding_bytes + shard.head_bytes
     print(memory.weights, weights, memory.block_bytes, 16 * shard.kv_slot_bytes)
