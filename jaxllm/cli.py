@@ -201,5 +201,11 @@ COMMANDS = {
         "[MODEL] --devices 8xA100-80G [flags]",
         (POSITIONAL, "plan"),
     ),
+    "diagnose": _found_in(
+        "jaxllm.diagnose.command",
+        "say what limits an engine, from a file of bench or a running server",
+        "FILE|URL [flags]",
+        (POSITIONAL, "diagnose"),
+    ),
     "collect-env": _found_in("jaxllm.terminal.collect_env", "say what a report of a defect should say", "", ()),
 }

@@ -15,6 +15,7 @@ from jaxllm.bench.args import LatencyArgs, SuiteArgs, ThroughputArgs
 from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
+from jaxllm.diagnose.command import DiagnoseArgs
 from jaxllm.planning.command import PlanArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
 from jaxllm.terminal.compile import CompileArgs
@@ -90,6 +91,7 @@ def pages() -> dict[Path, dict[str, str]]:
         "complete flags": flag_table(CompleteArgs),
         "compile flags": flag_table(CompileArgs),
         "plan flags": flag_table(PlanArgs),
+        "diagnose flags": flag_table(DiagnoseArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
     }
