@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     )
     from jaxllm.config.logits_processor import LogitsProcessor
     from jaxllm.config.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from jaxllm.mesh.axes import AxisRules
+    from jaxllm.models.shardings import param_shardings
     from jaxllm.planning.call import plan
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "AxisRules",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
@@ -35,6 +38,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "__version__",
+    "param_shardings",
     "plan",
 ]
 __version__ = "0.1.0"
@@ -42,6 +46,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "jaxllm.api.llm",
     "AsyncLLM": "jaxllm.api.async_llm",
+    "AxisRules": "jaxllm.mesh.axes",
     "BeamSearchOutput": "jaxllm.api.outputs",
     "BeamSearchSequence": "jaxllm.api.outputs",
     "CompletionOutput": "jaxllm.api.outputs",
@@ -54,6 +59,7 @@ _HOMES = {
     "LogitsProcessor": "jaxllm.config.logits_processor",
     "RequestOutputKind": "jaxllm.config.sampling_params",
     "SamplingParams": "jaxllm.config.sampling_params",
+    "param_shardings": "jaxllm.models.shardings",
     "plan": "jaxllm.planning.call",
 }
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
-MeshAxis = str | None
+MeshAxis = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class AxisRules:
-    """Which mesh axis splits each logical axis. None keeps the axis whole."""
+    """Which mesh axis splits each logical axis, or which several. None keeps the axis whole."""
 
     batch: MeshAxis = "data"
     kv_blocks: MeshAxis = "data"
@@ -28,7 +28,12 @@ class AxisRules:
             ValueError: two of them would split the same mesh axis.
         """
         axes = [getattr(self, name) if name else None for name in logical]
-        split = [axis for axis in axes if axis]
+        split = [name for axis in axes for name in names_of(axis)]
         if len(split) != len(set(split)):
             raise ValueError(f"{logical} would split one mesh axis twice: {axes}")
         return PartitionSpec(*axes)
+
+
+def names_of(axis: MeshAxis) -> tuple[str, ...]:
+    """Gives an entry of the table, or of a PartitionSpec, as a tuple."""
+    return (axis,) if isinstance(axis, str) else tuple(axis or ())

@@ -1,4 +1,4 @@
-"""What the scheduler decides for one step, and its counters, by data rank. Knows requests and counts: no shapes, no padding."""
+"""What the scheduler decides for one step, by data rank, and its counters. Knows requests and counts: no shapes."""
 
 from dataclasses import dataclass, field
 

@@ -4,6 +4,8 @@ A block enters the prefix cache when all its tokens are in dispatched steps and 
 discarded late never gets in. Whoever finds it may use it at once, even in the very step that writes it, since a step
 writes the keys and values of all its tokens before any of them is read, and steps run in the order of their dispatch.
 A copy of a block is made before its step, so a source must have been written by an earlier one.
+
+When the weights change, a new generation of KV begins. What is of an older one, if only in part, is never remembered.
 """
 
 from collections import Counter
@@ -37,6 +39,7 @@ class KVCache:
         self.groups = groups
         self.chunk = chunk  # tokens of one request in one step, at most
         self.enable_prefix_caching = enable_prefix_caching
+        self.generation = 0
         self._slides = groups.slides
         self._suffixes = [group.to_bytes(2) if group else b"" for group in range(len(groups))]  # key = digest + suffix
 
@@ -68,8 +71,10 @@ class KVCache:
     def fork(self, request: Request, source: Request) -> Prefix | None:
         """Gives all but the last token of a prompt that an earlier step has computed for another request.
 
-        None when the source's windows have passed what this one would need.
+        None when the source's windows have passed what this one would need, or its KV is of older weights.
         """
+        if source.kv_generation != self.generation:
+            return None
         size, start = self.pool.block_size, request.num_prompt - 1
         length, has_rest = start // size, start % size > 0
         tables = self.groups.empty_tables()
@@ -100,6 +105,7 @@ class KVCache:
         assert grown, "the blocks counted above were not there"
         request.num_slots = len(request.block_tables[0]) * pool.block_size
         request.num_remembered = prefix.num_tokens // pool.block_size
+        request.kv_generation = self.generation
         return True
 
     def copies(self, request: Request, prefix: Prefix) -> list[tuple[int, int]]:
@@ -139,12 +145,19 @@ class KVCache:
         num_full = (num_known if num_known < request.num_computed else request.num_computed) // size
         if num_full <= request.num_remembered or not self.enable_prefix_caching:
             return
+        if request.kv_generation != self.generation:
+            return
         hashes = block_hashes(request, num_full, size)[request.num_remembered : num_full]
         for suffix, table in zip(self._suffixes, request.block_tables, strict=True):
             blocks = table[request.num_remembered : num_full]
             keys = [digest + suffix for digest in hashes]
             self.pool.remember(blocks, keys)
         request.num_remembered = num_full
+
+    def begin_generation(self) -> None:
+        """Forgets all prefixes, and remembers nothing that requests admitted so far still hold."""
+        self.pool.forget_all()
+        self.generation += 1
 
     def utilisation(self, running: list[Request]) -> float:
         """Gives the share of the lent slots that hold a token, 1 when nothing is lent.
@@ -174,6 +187,7 @@ class KVCache:
                     assert key is None or (index < len(hashes) and key == hashes[index] + self._suffixes[group]), (
                         "a stale hash"
                     )
+                    assert key is None or request.kv_generation == self.generation, "KV of older weights can be found"
         assert held == self.pool.references(), "the tables do not account for the blocks lent"
 
     def _longest_hit(self, hashes: list[bytes], limit: int) -> int:

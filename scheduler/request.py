@@ -7,6 +7,7 @@ from typing import Any, Literal
 from jaxllm.scheduler.record import record
 
 type FinishReason = Literal["stop", "length", "abort", "error"]
+type WeightVersion = int | str
 
 
 class RequestStatus(enum.Enum):
@@ -54,6 +55,7 @@ class Request:
     num_found: int = 0  # tokens that were in the cache when it was admitted last
     num_cached_tokens: int = 0  # the same of its first admission: what its user is told
     num_remembered: int = 0  # blocks, from the first on, that it found in the prefix cache or has entered into it
+    kv_generation: int = 0  # how often the weights had changed when it was admitted
     block_hashes: list[bytes] = field(default_factory=list)
     first_scheduled_time: float | None = None  # set by the engine, on the clock of arrival_time
     order: int = 0  # its place among all that ever came
@@ -99,7 +101,8 @@ class Request:
     def check_running(self, block_size: int) -> None:
         """A running request has a row, room for what is computed, and something left to compute or to read."""
         assert self.status is RequestStatus.RUNNING, self.request_id
-        assert self.row is not None and self.data_rank is not None, self.request_id
+        assert self.row is not None, self.request_id
+        assert self.data_rank is not None, self.request_id
         assert len({len(table) for table in self.block_tables}) == 1, self.request_id
         assert self.num_computed <= self.num_slots == len(self.block_tables[0]) * block_size, self.request_id
         assert self.num_pending > 0, self.request_id
@@ -116,7 +119,8 @@ class Request:
         self._check_empty()
 
     def _check_empty(self) -> None:
-        assert self.row is None and self.data_rank is None, self.request_id
+        assert self.row is None, self.request_id
+        assert self.data_rank is None, self.request_id
         assert self.num_computed == 0, self.request_id
         assert not any(self.block_tables), self.request_id
         self._check_counts()
@@ -141,3 +145,4 @@ class RequestUpdate:
     num_cached_tokens: int = 0
     first_scheduled_time: float | None = None
     scores: Any = None  # what the engine adds to it; never looked at here
+    weight_version: WeightVersion = 0  # of the weights that its tokens were sampled with

@@ -21,7 +21,7 @@ from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.placement import Placement
 from jaxllm.scheduler.record import blank
-from jaxllm.scheduler.request import FinishReason, Request, RequestStatus, RequestUpdate
+from jaxllm.scheduler.request import FinishReason, Request, RequestStatus, RequestUpdate, WeightVersion
 from jaxllm.scheduler.roster import Roster
 from jaxllm.scheduler.snapshot import VERSION, Encode, place_requests, plain_requests, unchanged
 from jaxllm.scheduler.step_planner import StepPlanner
@@ -58,6 +58,7 @@ class Scheduler:
         self._planner = StepPlanner(self._ranks, self._roster, placement, self._num_cached)
         self._deadlines = Deadlines()
         self._is_paused = False
+        self.weight_version: WeightVersion = 0  # stamped on what is sampled
         self._last_scheduled = 0
         self._last_updated = 0
 
@@ -165,7 +166,7 @@ class Scheduler:
     def _update_rank(
         self, rank: DataRank, part: RankBatch, tokens: Iterator[int], updates: list[RequestUpdate]
     ) -> None:
-        finished = RequestStatus.FINISHED
+        finished, version = RequestStatus.FINISHED, self.weight_version
         for item, token in zip(part.items, tokens, strict=False):  # the others are of the ranks behind
             if not item.samples:
                 continue
@@ -194,6 +195,7 @@ class Scheduler:
             update.num_cached_tokens = request.num_cached_tokens
             update.first_scheduled_time = request.first_scheduled_time
             update.scores = None
+            update.weight_version = version
             updates.append(update)
 
     def abort(self, request_id: str) -> RequestUpdate | None:
@@ -272,6 +274,23 @@ class Scheduler:
         self._is_paused = True
         if mode == "drop":
             self.recompute_all(())
+
+    def change_weights(self, version: WeightVersion, kv: Literal["keep", "drop", "recompute"]) -> list[RequestUpdate]:
+        """Takes note that all steps from here on run on other weights; none may be in flight.
+
+        What runs goes on with the KV that it has ("keep"), is computed again ("recompute"), or ends, wherever it has
+        begun ("drop"). No prefix of older weights is found any more, nor remembered later. Gives what ended.
+        """
+        ended: list[RequestUpdate] = []
+        if kv == "drop":
+            begun = [r for r in self._roster.living.values() if r.status is RequestStatus.RUNNING or r.output_ids]
+            ended = [self._end_without_token(request, "abort") for request in begun]
+        for rank in self._ranks:
+            for request in tuple(rank.rows.running) if kv == "recompute" else ():
+                rank.send_back(request)
+            rank.kv.begin_generation()
+        self.weight_version = version
+        return ended
 
     def resume_all(self) -> None:
         self._is_paused = False
@@ -360,4 +379,5 @@ class Scheduler:
             num_output_tokens=len(request.output_ids),
             num_cached_tokens=request.num_cached_tokens,
             first_scheduled_time=request.first_scheduled_time,
+            weight_version=self.weight_version,
         )

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal
 
+from jax.sharding import Mesh
+
 from jaxllm.api.errors import EngineDeadError, RequestError
 from jaxllm.api.front import Front, refuse_lora
 from jaxllm.api.listeners import Listener, Listeners
@@ -14,13 +16,17 @@ from jaxllm.api.metrics import Metric, RequestBooks
 from jaxllm.api.outputs import OutputDelta, RequestOutput
 from jaxllm.api.prompts import Prompt, TokenizedPrompt
 from jaxllm.api.request_stream import RequestStream
-from jaxllm.api.start import Started, start_engine
-from jaxllm.config.engine_args import EngineArgs, engine_args
+from jaxllm.api.start import ModelLike, Started, TokenizerLike, start, start_engine
+from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.engine.engine import KVMode
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.loop import EngineLoop
 from jaxllm.engine.messages import AbortRequests, AddRequest, EngineCall, EngineStats
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.models.given import collect
+from jaxllm.scheduler.request import WeightVersion
 from jaxllm.text.tokenizer import Tokenizer
 
 type PauseMode = Literal["abort", "wait", "keep"]
@@ -33,8 +39,16 @@ class AsyncLLM:
         InputError: an unknown option, or a model or value that does not fit, in one line.
     """
 
-    def __init__(self, model: str = "smollm2", **options: Any):
-        self._start(start_engine(engine_args({"model": model, **options})))
+    def __init__(
+        self,
+        model: ModelLike = "smollm2",
+        *,
+        tokenizer: TokenizerLike = None,
+        mesh: Mesh | None = None,
+        axis_rules: AxisRules | None = None,
+        **options: Any,
+    ):
+        self._start(start(model, options, tokenizer=tokenizer, mesh=mesh, axis_rules=axis_rules))
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> "AsyncLLM":
@@ -191,6 +205,26 @@ class AsyncLLM:
     async def is_paused(self) -> bool:
         """Says whether the engine is paused."""
         return await self._call("is_paused")
+
+    async def update_params(self, new: Any, kv: KVMode = "recompute", version: WeightVersion | None = None) -> None:
+        """Goes over to new weights between two steps, as LLM.update_params does.
+
+        Raises:
+            InputError: an array is missing, is not expected or has another shape; the weights are as before then.
+        """
+        await self._call("update_params", collect(new), kv, version)
+
+    async def get_weight_version(self) -> WeightVersion:
+        """Gives the version of the weights in use: 0 at the start."""
+        return await self._call("weight_version")
+
+    async def update_weight_version(self, version: WeightVersion) -> None:
+        """Gives the weights in use another version, which what is sampled from now on has.
+
+        Raises:
+            InputError: it is neither a whole number nor a text.
+        """
+        await self._call("update_weight_version", version)
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; False, and nothing happens, while requests hold blocks."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jax.sharding import Mesh
+
 from jaxllm.api.beam_search import search_beams
 from jaxllm.api.driver import EngineDriver, Follower
 from jaxllm.api.front import Front, Messages, refuse_lora
@@ -15,13 +17,17 @@ from jaxllm.api.progress import Progress, UseTqdm, progress
 from jaxllm.api.prompts import Prompt, TokenizedPrompt, prompt_list
 from jaxllm.api.request_stream import RequestStream
 from jaxllm.api.scoring import SCORED, Continuation, ScoreStream, join, pair_with
-from jaxllm.api.start import start_engine
-from jaxllm.config.engine_args import engine_args
+from jaxllm.api.start import ModelLike, TokenizerLike, start
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import BeamSearchParams, SamplingParams
+from jaxllm.engine.engine import KVMode
 from jaxllm.engine.loop import read_stats
-from jaxllm.models.dense import make_dense_logits, unstack_layers
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.dense import make_dense_logits
 from jaxllm.models.forward import build_program
+from jaxllm.models.given import collect
+from jaxllm.scheduler.request import WeightVersion
 from jaxllm.text.tokenizer import Tokenizer
 
 _MOST_SCORED = 1024  # requests that `score` keeps in the engine at once, which holds their scores until they end
@@ -35,15 +41,27 @@ class LLM:
     Use it as a context manager, or call close(), to give the device's memory back. Calls from several threads take
     turns. The caller's other arrays and jax's configuration are left as they were.
 
+    `model` may be a Decoder or a pair (ModelConfig, weights) of this program, whose arrays are used as they are, and
+    `tokenizer` an object. With `mesh` the engine runs on the devices of a mesh of this program, and `axis_rules` says
+    in that mesh's names which axes split what; without, those called data and tensor do.
+
     Raises:
         InputError: an unknown option, or a model or value that does not fit, in one line.
     """
 
-    def __init__(self, model: str = "smollm2", **options: Any):
-        started = start_engine(engine_args({"model": model, **options}))
+    def __init__(
+        self,
+        model: ModelLike = "smollm2",
+        *,
+        tokenizer: TokenizerLike = None,
+        mesh: Mesh | None = None,
+        axis_rules: AxisRules | None = None,
+        **options: Any,
+    ):
+        started = start(model, options, tokenizer=tokenizer, mesh=mesh, axis_rules=axis_rules)
         self._built, self._tokenizer = started.built, started.tokenizer
         self._engine = self._built.engine
-        self._front = Front(started.tokenizer, self._engine.limits, model)
+        self._front = Front(started.tokenizer, self._engine.limits, started.model_name)
         self._driver = EngineDriver(self._engine)
         self._numbers = itertools.count()
         self._enqueued: list[RequestStream] = []
@@ -241,10 +259,13 @@ class LLM:
         """Gives logits(weights, token [B, S]) -> float32 logits [B, S, V] of the token behind each: the same model,
         without a cache and differentiable, for a trainer in this process.
 
-        Its weights have stacked layers, as `apply_model(stack_layers)` gives them (jaxllm.models.dense).
+        Its weights have stacked layers, as `apply_model(stack_layers)` gives them (jaxllm.models.dense); those of an
+        engine whose layers are a tuple, as it takes them from a Decoder, are that tuple.
         """
         program = self._built.runner.program
-        return make_dense_logits(build_program(program.decoder.cfg), program.kernels, program.mesh, program.rules)
+        decoder = program.decoder if isinstance(self._engine.weights["layers"], tuple) else None
+        decoder = decoder or build_program(program.decoder.cfg)
+        return make_dense_logits(decoder, program.kernels, program.mesh, program.rules)
 
     def update_weights(self, weights: Any) -> None:
         """Replaces the weights by a tree of the same structure, shapes and dtypes, such as `apply_model` gives.
@@ -256,7 +277,40 @@ class LLM:
             InputError: the tree is another one; an array that differs is named.
         """
         with self._turn:
-            self._driver.deliver(self._engine.set_weights(unstack_layers(weights, self._engine.weights)))
+            self._driver.deliver(self._engine.update_params(collect(weights), casts=False))
+
+    def update_params(self, new: Any, kv: KVMode = "recompute", version: WeightVersion | None = None) -> None:
+        """Goes over to new weights: an nnx model, its state, or a tree, with stacked layers or layers by number.
+
+        Arrays of which each device holds what the engine wants there are used as they are; others are copied, and cast
+        to the engine's type. What is enqueued and has begun is computed again with the new weights, its tokens stay
+        (kv="recompute"); or goes on with the keys and values that it has ("keep"); or ends with the tokens that it has
+        ("drop"). Results tell which tokens are of which version: a number that counts up from 0, or what is given here.
+
+        Raises:
+            InputError: an array is missing, is not expected or has another shape; the weights are as before then.
+        """
+        with self._turn:
+            self._driver.deliver(self._engine.update_params(collect(new), kv, version))
+
+    def get_weight_version(self) -> WeightVersion:
+        """Gives the version of the weights in use: 0 at the start."""
+        with self._turn:
+            return self._engine.weight_version
+
+    def update_weight_version(self, version: WeightVersion) -> None:
+        """Gives the weights in use another version, which what is sampled from now on has.
+
+        Raises:
+            InputError: it is neither a whole number nor a text.
+        """
+        with self._turn:
+            self._engine.update_weight_version(version)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """What the model looks like: the configuration that a Decoder of it is made from."""
+        return self._built.model
 
     @property
     def vocab_size(self) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from jaxllm.api.logprobs import PositionLogprobs, PromptLogprobs, SampleLogprobs
+from jaxllm.scheduler.request import WeightVersion
 
 
 @dataclass(slots=True)
@@ -56,7 +57,8 @@ class CompletionOutput:
 
     stop_reason: the stop string or stop token id that ended it; None for EOS. The token that ended it is among
     token_ids, its text is not. cumulative_logprob and logprobs are None unless asked for; logprobs has a position for
-    each of token_ids.
+    each of token_ids. weight_version is that of the weights which the last token was sampled with; weight_versions has
+    (version, index in token_ids) for the first token of each.
     """
 
     index: int
@@ -66,6 +68,8 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    weight_version: WeightVersion | None = None
+    weight_versions: list[tuple[WeightVersion, int]] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -77,6 +81,7 @@ class RequestOutput:
     """A prompt and its continuations, as far as they have come. It is finished when all of them are.
 
     prompt_logprobs, None unless asked for, has a position for each token of the prompt; the first has None.
+    weight_version is that of the weights which its last token so far was sampled with.
     """
 
     request_id: str
@@ -87,6 +92,7 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
+    weight_version: WeightVersion | None = None
 
 
 @dataclass(slots=True)  # not frozen: one is made per token, and that would take four times as long
@@ -107,6 +113,7 @@ class OutputDelta:
     logprobs: SampleLogprobs | None = None
     cumulative_logprob: float | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    weight_version: WeightVersion | None = None  # of the weights which its tokens were sampled with
 
 
 @dataclass(slots=True)

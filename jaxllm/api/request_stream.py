@@ -10,7 +10,7 @@ from jaxllm.api.prompts import TokenizedPrompt
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.messages import sample_ids
 from jaxllm.engine.scores import RequestScores
-from jaxllm.scheduler.request import RequestUpdate
+from jaxllm.scheduler.request import RequestUpdate, WeightVersion
 from jaxllm.text.detokenizer import Detokenizer
 from jaxllm.text.token_texts import TokenTexts
 from jaxllm.text.tokenizer import Tokenizer
@@ -31,6 +31,7 @@ class _SampleStream:
         is_scored = params.logprobs is not None or params.logprob_token_ids is not None
         self._logprobs = self._writer.container() if is_scored else None
         self._cumulative = 0.0 if is_scored else None
+        self._versions: list[tuple[WeightVersion, int]] = []
 
     def take(self, update: RequestUpdate) -> OutputDelta:
         """Turns what a step brought into what is new: nothing past a stop string."""
@@ -47,6 +48,11 @@ class _SampleStream:
         if text.stop is not None:
             self.finish_reason, self._stop_reason = "stop", text.stop
         new_ids = update.token_ids[: self._detokenizer.num_tokens_used - len(self.token_ids)]
+        version = None
+        if new_ids:
+            version = update.weight_version
+            if not self._versions or self._versions[-1][0] != version:
+                self._versions.append((version, len(self.token_ids)))
         self.token_ids += new_ids
         logprobs = None
         if self._logprobs is not None:
@@ -66,6 +72,7 @@ class _SampleStream:
             index=self.index,
             logprobs=logprobs,
             cumulative_logprob=self._cumulative,
+            weight_version=version,
         )
 
     def output(self) -> CompletionOutput:
@@ -78,6 +85,8 @@ class _SampleStream:
             logprobs=None if self._logprobs is None else self._logprobs[:],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            weight_version=self._versions[-1][0] if self._versions else None,
+            weight_versions=list(self._versions),
         )
 
 
@@ -110,6 +119,7 @@ class RequestStream:
         self._num_unfinished = len(self._samples)
         self._texts = texts if params.detokenize else None
         self._prompt_logprobs: PromptLogprobs | None = None
+        self._version: WeightVersion | None = None
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
@@ -141,6 +151,7 @@ class RequestStream:
         was_going_on = sample.finish_reason is None
         delta = sample.take(update)
         if delta.token_ids:
+            self._version = delta.weight_version
             self.metrics.take_tokens(time.monotonic(), delta.num_output_tokens)
         if was_going_on and sample.finish_reason is not None:
             self._num_unfinished -= 1
@@ -188,6 +199,8 @@ class RequestStream:
             logprobs=delta.logprobs,
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
+            weight_version=delta.weight_version,
+            weight_versions=[] if delta.weight_version is None else [(delta.weight_version, 0)],
         )
         return self._shape([completion], delta.prompt_logprobs)
 
@@ -201,4 +214,5 @@ class RequestStream:
             finished=self.finished,
             num_cached_tokens=next(iter(self._samples.values())).num_cached_tokens,  # others find what it computed
             prompt_logprobs=prompt_logprobs,
+            weight_version=self._version,
         )

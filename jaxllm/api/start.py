@@ -1,19 +1,33 @@
-"""Keyword arguments -> a built engine and its tokenizer: the start that LLM and AsyncLLM share. Answers no request."""
+"""Arguments and objects of a program -> a built engine and its tokenizer, for LLM and AsyncLLM. Answers no request."""
 
 import logging
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxllm.config.engine_args import EngineArgs
+from jax.sharding import Mesh
+
+from jaxllm.config.engine_args import EngineArgs, engine_args
 from jaxllm.config.errors import InputError
-from jaxllm.engine.build import BuiltEngine, ModelSource, StartTimes, build_engine, find_model
+from jaxllm.engine.build import BuiltEngine, ModelSource, StartTimes, build_engine, find_model, take_model
+from jaxllm.mesh.axes import AxisRules
+from jaxllm.mesh.caller import callers_axes, engine_mesh, without_callers_mesh
 from jaxllm.models.checkpoint.resolve import open_checkpoint
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.decoder import Decoder
+from jaxllm.models.given import GivenModel, given_model
 from jaxllm.text.folder_tokenizer import tokenizer_from_folder
 from jaxllm.text.gguf_tokenizer import tokenizer_from_gguf
+from jaxllm.text.loaded_tokenizer import tokenizer_from_object
 from jaxllm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+type ModelLike = str | PathLike[str] | Decoder | tuple[ModelConfig, Any]
+type TokenizerLike = str | PathLike[str] | Tokenizer | Any | None
 
 
 class Started(NamedTuple):
@@ -24,30 +38,97 @@ class Started(NamedTuple):
     model_name: str = "model"
 
 
-def start_engine(args: EngineArgs) -> Started:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a Python program hands over beside the flags; None asks for the usual."""
+
+    model: GivenModel | None = None
+    tokenizer: Tokenizer | None = None
+    mesh: Mesh | None = None
+    axis_rules: AxisRules | None = None
+
+
+def start(
+    model: ModelLike,
+    options: Mapping[str, Any],
+    *,
+    tokenizer: TokenizerLike = None,
+    mesh: Mesh | None = None,
+    axis_rules: AxisRules | None = None,
+) -> Started:
+    """Starts an engine from the arguments of LLM and AsyncLLM.
+
+    Raises:
+        InputError: the user's mistake, in one line.
+    """
+    path, own = None, None
+    if isinstance(tokenizer, str | PathLike):
+        path = fspath(tokenizer)
+    elif tokenizer is not None:
+        own = tokenizer_from_object(tokenizer)
+    if isinstance(model, str | PathLike):
+        given, name = None, fspath(model)
+    else:
+        given = given_model(model)
+        name = given.cfg.architecture
+    args = engine_args({**options, "model": name, "tokenizer": path})
+    if given is not None and tokenizer is None and not args.skip_tokenizer_init:
+        raise InputError("a model that is handed over has no tokenizer: give tokenizer=, or set skip_tokenizer_init")
+    return start_engine(args, Held(model=given, tokenizer=own, mesh=mesh, axis_rules=axis_rules))
+
+
+def start_engine(args: EngineArgs, held: Held | None = None) -> Started:
     """Opens the model, makes its tokenizer, builds the engine and logs the start-up table.
 
     Raises:
         InputError: the user's mistake, in one line.
     """
+    with without_callers_mesh():
+        return _start(args, held or Held())
+
+
+def _start(args: EngineArgs, held: Held) -> Started:
     times = StartTimes()
+    mesh = _engine_mesh(args, held)
     with times.phase("open"):
-        source = find_model(args)
+        source = find_model(args) if held.model is None else take_model(args, held.model)
     with times.phase("tokenizer"):
-        tokenizer = _make_tokenizer(args, source)
+        tokenizer = _make_tokenizer(args, source, held.tokenizer)
     built = build_engine(
-        args, source, eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else (), times=times
+        args, source, eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else (), mesh=mesh, times=times
     )
     for label, value in built.report():
         logger.info("%-21s %s", label, value)
     return Started(built, tokenizer, args.model)
 
 
-def _make_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer | None:
+def _engine_mesh(args: EngineArgs, held: Held) -> Mesh | None:
+    if held.mesh is None:
+        if held.axis_rules is not None:
+            raise InputError("axis_rules name the axes of a mesh: give mesh= as well")
+        return None
+    for name in ("data_parallel_size", "tensor_parallel_size"):
+        if getattr(args, name) != 1:
+            raise InputError(f"{name}={getattr(args, name)}: the sizes are those of mesh=; leave it out")
+    try:
+        mesh = engine_mesh(held.mesh, callers_axes(held.mesh, held.axis_rules))
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if mesh.shape["data"] > 1:
+        raise InputError(
+            f"a data axis of {mesh.shape['data']} is not supported yet: let batch and kv_blocks of axis_rules be None, "
+            "and each of its ranks does the same"
+        )
+    return mesh
+
+
+def _make_tokenizer(args: EngineArgs, source: ModelSource, own: Tokenizer | None) -> Tokenizer | None:
     if args.skip_tokenizer_init:
         return None
     checkpoint = source.checkpoint
-    if args.tokenizer is not None:
+    if own is not None:
+        tokenizer = copy(own)  # the caller's keeps its chat template
+    elif args.tokenizer is not None:
         folder = Path(args.tokenizer).expanduser()
         if (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file():
             tokenizer = tokenizer_from_folder(folder)

@@ -31,7 +31,7 @@ class Collective(NamedTuple):
     kind: str
     axes: tuple[str, ...]
     num_bytes: int
-    count: int
+    number: int
 
 
 def collectives(hlo: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
@@ -58,7 +58,8 @@ def collectives(hlo: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
                     total.update({each: number * (times or 0) for each, number in most.items()})
         return counted[name]
 
-    return sorted(Collective(*each, number) for each, number in count(entry).items())
+    found = [Collective(kind, axes, size, number) for (kind, axes, size), number in count(entry).items()]
+    return sorted(found)
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:

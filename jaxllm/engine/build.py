@@ -23,6 +23,7 @@ from jaxllm.engine.compiled_for import compiled_for
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.executable_store import ExecutableStore
 from jaxllm.engine.generation_config import choose_generation_config, sampling_defaults
+from jaxllm.engine.given_weights import show_taken, take_weights
 from jaxllm.engine.input_builder import InputBuilder
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.memory import MemoryPlan, bytes_per_device, plan_memory, show_bytes, temporaries_bound
@@ -38,6 +39,7 @@ from jaxllm.engine.step_compiler import (
 from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.kernels.select import select
+from jaxllm.mesh.adopt import Adopted
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
 from jaxllm.models.checkpoint.resolve import open_checkpoint
@@ -46,6 +48,7 @@ from jaxllm.models.checkpoint.source import Checkpoint
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.family import Family
 from jaxllm.models.forward import Weights, build_program
+from jaxllm.models.given import GivenModel
 from jaxllm.models.hf_config import token_ids
 from jaxllm.models.loader import dummy_weights, load_weights
 from jaxllm.models.read_config import read_config
@@ -85,13 +88,14 @@ class StartTimes:
 class ModelSource:
     """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape).
 
-    Both configurations are with the user's changes.
+    Both configurations are with the user's changes. Or a model that the caller's program holds, with no more than that.
     """
 
     hf_config: dict[str, Any]
     generation_config: dict[str, Any]
-    family: Family
+    family: Family | None
     checkpoint: Checkpoint | None
+    given: GivenModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,7 @@ class Prepared:
     buckets: Buckets
     compiler: StepCompiler
     max_num_batched_tokens: int
+    weights: Adopted | None = None  # those of a given model
 
     def plan(self) -> tuple[list[StepShape | SamplerShape], list[StepShape | SamplerShape]]:
         """Lists the shapes that a first answer waits for, and those that are compiled behind it."""
@@ -121,12 +126,14 @@ class BuiltEngine:
     buckets: Buckets
     times: StartTimes
     sampling_defaults: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
+    given: Adopted | None = None  # the weights, where the caller's program holds them
 
     def report(self) -> list[tuple[str, str]]:
         """The start-up table: memory, then seconds by phase."""
         spent = [f"{name} {seconds:.1f}" for name, seconds in self.times.phases.items() if seconds >= 0.05]
         total = sum(self.times.phases.values())
-        rows = [*self.memory.rows(), ("start", f"{total:.1f} s: {', '.join(spent)}")]
+        held = [] if self.given is None else [("weights held", show_taken(self.given))]
+        rows = [*held, *self.memory.rows(), ("start", f"{total:.1f} s: {', '.join(spent)}")]
         if self.compiler.num_planned:
             rows.append(("programs", self.compiler.progress(self.times.began)))
         return rows
@@ -164,6 +171,26 @@ def find_model(args: EngineArgs) -> ModelSource:
     return ModelSource(hf_config=hf_config, generation_config=generation_config, family=family, checkpoint=checkpoint)
 
 
+def take_model(args: EngineArgs, given: GivenModel) -> ModelSource:
+    """Takes a model that the caller's program holds in the place of a checkpoint.
+
+    Raises:
+        InputError: an option speaks of a checkpoint.
+    """
+    for name in ("hf_overrides", "revision", "hf_token", "download_dir"):
+        if getattr(args, name) is not None:
+            raise InputError(f"{name}: a model that is handed over has no checkpoint; leave it out")
+    if args.load_format != "auto":
+        raise InputError(f"load_format={args.load_format}: a model that is handed over is not loaded; leave it out")
+    return ModelSource(
+        hf_config={},
+        generation_config=choose_generation_config(args, {}),
+        family=None,
+        checkpoint=None,
+        given=given,
+    )
+
+
 def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Gives config with the keys of overrides; a dictionary is merged into the one that is there."""
     merged = dict(config)
@@ -199,7 +226,7 @@ def build_engine(
     compiler.warm_up([*first, *rest], max(1, (os.cpu_count() or 2) // 2))  # while the weights are read, and beyond
     try:
         with times.phase("weights"):
-            weights = _weights(args, source, compiler.program)
+            weights = prepared.weights.tree if prepared.weights else _weights(args, source, compiler.program)
         with times.phase("KV pool"):
             runner = ModelRunner(compiler, weights, _largest_input(prepared))
         with times.phase("compile (beyond the weights)"):
@@ -219,6 +246,7 @@ def build_engine(
         buckets=prepared.buckets,
         times=times,
         sampling_defaults=sampling_defaults(source.generation_config),
+        given=prepared.weights and prepared.weights._replace(tree=None),
     )
 
 
@@ -240,12 +268,18 @@ def mesh_of(args: EngineArgs, devices: Sequence[Device] | None = None) -> Mesh:
 def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
     """Decides everything that programs depend on: kernels, memory, shapes. Nothing is compiled, no weight is read.
 
+    The weights of a given model are taken first: what they leave of the memory is known afterwards.
+
     Raises:
         InputError: the model or the flags do not fit the device.
     """
     platform = mesh.devices.flat[0].platform
-    model = _model_config(args, source, platform)
-    program = _step_program(args, model, mesh, platform)
+    whole = _model_config(args, source, platform)
+    if source.given is not None:
+        _check_split(whole, mesh)
+    model = whole.split(mesh.shape["tensor"])
+    program = _step_program(args, source, model, mesh, platform)
+    given = source.given and take_weights(program, source.given.params)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
     max_seqs, max_tokens = args.max_num_seqs or max_seqs, args.max_num_batched_tokens or max_tokens
     settings = SamplerSettings(args.logprobs_mode, load_processors(args.logits_processors))
@@ -258,6 +292,7 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         temporaries=0 if platform == "cpu" else temporaries_bound(model, max_tokens, max_seqs, mesh.shape["tensor"]),
         chunk=max_tokens,
         kv_dtype=program.kv_dtype.name,
+        are_there=given is not None,
     )
     max_blocks = -(-memory.max_model_len // args.block_size)
     store = _store(args, program, memory.num_blocks, max_seqs, settings)
@@ -267,7 +302,19 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         buckets=make_buckets(max_seqs, max_tokens, max_blocks, coarse=platform == "cpu"),
         compiler=StepCompiler(program, memory.num_blocks, max_seqs, settings, store),
         max_num_batched_tokens=max_tokens,
+        weights=given,
     )
+
+
+def _check_split(model: ModelConfig, mesh: Mesh) -> None:
+    """Refuses a mesh over which the model cannot be dealt out evenly."""
+    tensor, heads, ffn = mesh.shape["tensor"], model.num_kv_heads, model.d_ff
+    if heads % tensor or ffn % tensor or model.vocab_size % tensor:
+        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == ffn % size == 0)
+        raise InputError(
+            f"a tensor axis of {tensor} does not divide {heads} KV heads and a feed-forward of {ffn}: "
+            f"one of {fitting} would"
+        )
 
 
 def _largest_input(prepared: Prepared) -> int:
@@ -329,10 +376,16 @@ def _join(
 
 
 def _model_config(args: EngineArgs, source: ModelSource, platform: str) -> ModelConfig:
-    model = read_config(source.family, source.hf_config, overridden=frozenset(args.hf_overrides or ()))
+    if source.given is not None:
+        model = source.given.cfg
+    else:
+        assert source.family is not None
+        model = read_config(source.family, source.hf_config, overridden=frozenset(args.hf_overrides or ()))
     if args.max_model_len is not None and args.max_model_len > model.max_position:
         raise InputError(f"max_model_len {args.max_model_len:,} is beyond the model's {model.max_position:,} positions")
     model = model.at_length(args.max_model_len or model.max_position)
+    if source.given is not None and args.dtype == "auto":
+        return dataclasses.replace(model, dtype=source.given.dtype)
     return dataclasses.replace(model, dtype=_resolve_dtype(args.dtype, model.dtype, platform))
 
 
@@ -345,7 +398,7 @@ def _resolve_dtype(wanted: str, stored: str, platform: str) -> str:
     return "float16" if stored == "float16" else "bfloat16"
 
 
-def _step_program(args: EngineArgs, model: ModelConfig, mesh: Mesh, platform: str) -> StepProgram:
+def _step_program(args: EngineArgs, source: ModelSource, model: ModelConfig, mesh: Mesh, platform: str) -> StepProgram:
     preferred = {"paged_attention": args.attention_backend, "plan_attention": args.attention_backend}
     try:
         kernels = Kernels(
@@ -355,8 +408,9 @@ def _step_program(args: EngineArgs, model: ModelConfig, mesh: Mesh, platform: st
         raise InputError(f"attention_backend: {error}") from None
     if KV_CACHE_DTYPES[args.kv_cache_dtype] == KV_CACHE_DTYPES["fp8"]:
         logger.info("KV cache: keys and values in 8 bits (e4m3), not scaled; what is beyond 448 is cut off")
+    given = source.given
     return StepProgram(
-        build_program(model, separate=platform == "cpu"),
+        build_program(model, separate=platform == "cpu") if given is None else given.build_program(model),
         kernels,
         mesh,
         AxisRules(),
@@ -372,9 +426,9 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
     def sharding(spec):
         return program.sharding(program.rules.spec(*spec.stored_axes))
 
-    if args.load_format == "dummy" or source.checkpoint is None:
+    if args.load_format == "dummy" or source.checkpoint is None or source.family is None:
         return dummy_weights(program.decoder, dtype, sharding, args.seed)
-    pieces = source.family.pieces(program.decoder.cfg)
+    pieces = source.family.pieces(program.decoder.cfg.unsplit())
     return load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
 
 

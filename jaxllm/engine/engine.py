@@ -1,6 +1,7 @@
 """The engine's loop: schedule, build inputs, execute, update, one step ahead of the host.
 
-Knows the scheduler, the input builder and a runner; no model, no text, no HTTP. Not thread-safe: one thread drives it.
+Knows the scheduler, the input builder and a runner; no text, no HTTP, of weights that there are some. Not thread-safe:
+one thread drives it.
 """
 
 import logging
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
+from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.input_builder import InputBuilder, PackedStep, PromptScoring
 from jaxllm.engine.limits import EngineLimits
@@ -19,12 +21,16 @@ from jaxllm.engine.model_runner import PendingTokens, Runner
 from jaxllm.engine.profile import Spans, start_trace, stop_trace
 from jaxllm.engine.score_book import ScoreBook
 from jaxllm.engine.watchdog import Watchdog
+from jaxllm.models.given import Params
 from jaxllm.scheduler.batch import ScheduledBatch
 from jaxllm.scheduler.pace import Pace
-from jaxllm.scheduler.request import Request, RequestUpdate
+from jaxllm.scheduler.request import Request, RequestUpdate, WeightVersion
 from jaxllm.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+type KVMode = Literal["keep", "drop", "recompute"]
+KV_MODES = ("keep", "drop", "recompute")
 
 _UTILISATION_EVERY = 16  # steps between two readings of how full the blocks are
 
@@ -115,6 +121,7 @@ class Engine:
         self._scores = ScoreBook()
         self._span = Spans()
         self._in_flight: deque[Launched] = deque()
+        self._last_number = 0  # of the versions of the weights, those with a text counted as one more
 
     @property
     def has_work(self) -> bool:
@@ -218,22 +225,50 @@ class Engine:
         """The tree of arrays that the model runs on."""
         return self._runner.weights
 
-    def set_weights(self, weights: Any) -> list[RequestUpdate]:
-        """Runs on other weights from now on; what has been computed with the old ones is computed again.
+    @property
+    def weight_version(self) -> WeightVersion:
+        """The version of the weights in use, which is stamped on every update."""
+        return self.scheduler.weight_version
 
-        Gives what the steps under way brought.
+    def update_weight_version(self, version: WeightVersion) -> None:
+        """Gives the weights in use another version.
 
         Raises:
-            InputError: the tree, a shape, a type or a sharding differs from that of the weights in use.
+            InputError: it is neither a whole number nor a text.
         """
+        self.scheduler.weight_version = self._checked_version(version)
+
+    def update_params(
+        self, params: Params, kv: KVMode = "recompute", version: WeightVersion | None = None, casts: bool = True
+    ) -> list[RequestUpdate]:
+        """Runs on other weights from the next step on; gives what the steps under way brought, and what ended.
+
+        What runs is computed again ("recompute"), its tokens stay; or goes on with the KV that it has ("keep"); or ends
+        with the tokens that it has ("drop"), wherever it has begun. Cached prefixes are forgotten in any case. Without
+        a version it is the last number, plus one.
+
+        Raises:
+            InputError: an array is missing, is not expected, or has another shape or type, or see above; the weights
+                are the same as before then, and nothing has ended.
+        """
+        if kv not in KV_MODES:
+            raise InputError(f"kv must be one of {', '.join(KV_MODES)}, got {kv!r}")
+        version = self._last_number + 1 if version is None else self._checked_version(version)
+        taken = self._runner.take_weights(params, casts)
         was_paused = self.is_paused
-        updates = self.pause("drop")
-        try:
-            self._runner.set_weights(weights)
-        finally:
-            if not was_paused:
-                self.resume()
-        return updates
+        updates = self.pause("keep")
+        self._runner.set_weights(taken.tree)
+        ended = self.scheduler.change_weights(version, kv)
+        self._scores.forget(ended)
+        self._last_number = version if isinstance(version, int) else self._last_number + 1
+        if not was_paused:
+            self.resume()
+        return updates + ended
+
+    def _checked_version(self, version: WeightVersion) -> WeightVersion:
+        if isinstance(version, bool) or not isinstance(version, int | str):
+            raise InputError(f"version must be a whole number or a text, got {version!r:.80}")
+        return version
 
     def start_profile(self, directory: str, python_calls: bool = True) -> None:
         """Begins a jax profiler trace, to be written below the directory, with the parts of each step marked."""

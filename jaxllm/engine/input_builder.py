@@ -95,11 +95,12 @@ class InputBuilder:
         prompt = self._prompt_scoring(parts) if any(rank.num_scored for rank in self._ranks) else None
         variant = "hidden" if prompt else "logits" if self._sampler.is_needed(parts) else "greedy"
         num_tokens = tuple([own.num_tokens for own in parts])
+        width = max([rank.table_width(own) for rank, own in zip(self._ranks, parts, strict=True)])
         shape = self._choose(
             self._buckets.shape(
                 max(num_tokens),
                 max([len(own.items) for own in parts]),
-                max([rank.table_width(own) for rank, own in zip(self._ranks, parts, strict=True)]),
+                width,
                 variant,
                 is_mixed=not all(own.is_single for own in parts),
             )
@@ -111,7 +112,7 @@ class InputBuilder:
         # Fresh each time: the device may still read the one before.
         packed = np.zeros((len(parts), packed_size(shape, self._num_groups)), np.int32)
         for rank, own, array in zip(self._ranks, parts, packed, strict=True):
-            rank.write(host_views(array, shape, self._num_groups), own, shape.program == "decode")
+            rank.write(host_views(array, shape, self._num_groups), own, width, shape.program == "decode")
         copies = tuple([part.copies for part in batch.ranks])
         return PackedStep(
             shape,
@@ -136,7 +137,7 @@ class InputBuilder:
 
 
 def _scored_tokens(rank: RankRows, own: RankItems) -> tuple[list[tuple[int, int]], list[PromptRun]]:
-    """Lists (the flat token before, the token) for the prompt tokens of a rank that are scored, and the runs of them."""
+    """Lists (the flat token before, the token) for the scored prompt tokens of a rank, and the runs of them."""
     pairs, runs, flat = [], [], 0
     for item in own.items:
         request = item.request

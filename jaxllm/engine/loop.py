@@ -9,6 +9,7 @@ from typing import Any
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.messages import (
     ENGINE_CALLS,
+    UPDATING_CALLS,
     AbortRequests,
     AddRequest,
     EngineCall,
@@ -123,7 +124,9 @@ class EngineLoop:
         except Exception as error:
             logger.exception("%s failed", call.method)
             return [EngineReply(call.call_id, error=f"{call.method} failed: {type(error).__name__}: {error}")]
-        return [*value, EngineReply(call.call_id)] if call.method == "pause" else [EngineReply(call.call_id, value)]
+        if call.method in UPDATING_CALLS:
+            return [*value, EngineReply(call.call_id)]
+        return [EngineReply(call.call_id, value)]
 
 
 def read_stats(engine: Engine) -> EngineStats:

@@ -91,12 +91,14 @@ def plan_memory(
     weights: int,
     temporaries: int,
     kv_dtype: str | None = None,
+    are_there: bool = False,
 ) -> MemoryPlan:
     """Sizes the pool, and the longest request if the user leaves it open; the weights are not on the device yet.
 
     `chunk` is the most tokens of one request that a step computes: windows give nothing back within it. `num_shares`
     tensor ranks share the KV heads; weights and temporaries are those of one device. `kv_dtype` is the type of the
-    cache, if not the model's.
+    cache, if not the model's. `are_there` says that the caller's program holds the weights already, and that they count
+    as its other arrays do.
 
     Raises:
         InputError: nothing is left for the pool, or not enough for one request of max_model_len.
@@ -107,7 +109,8 @@ def plan_memory(
     if args.num_gpu_blocks_override is not None:
         num_blocks = args.num_gpu_blocks_override
     else:
-        num_blocks = on_grid(pool_bytes(args, devices, device, weights, temporaries) // per_block)
+        coming = 0 if are_there else weights
+        num_blocks = on_grid(pool_bytes(args, devices, device, coming, temporaries) // per_block)
     tokens_per_block = args.block_size / num_groups
     groups = KVGroups(cfg.kv_layout.windows)
 

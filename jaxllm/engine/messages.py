@@ -51,7 +51,17 @@ class EngineReply:
 type Message = AddRequest | AbortRequests | EngineCall
 type EngineOutput = RequestUpdate | EngineReply
 
-ENGINE_CALLS = frozenset(("pause", "resume", "is_paused", "reset_prefix_cache", "start_profile", "stop_profile"))
+# Those that give updates, which come before the reply, and those that give a value.
+UPDATING_CALLS = frozenset(("pause", "update_params"))
+ENGINE_CALLS = UPDATING_CALLS | {
+    "resume",
+    "is_paused",
+    "reset_prefix_cache",
+    "start_profile",
+    "stop_profile",
+    "weight_version",
+    "update_weight_version",
+}
 
 
 def sample_ids(request_id: str, n: int) -> list[str]:

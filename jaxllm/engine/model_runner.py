@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.config.errors import InputError
+from jaxllm.engine.given_weights import take_weights
 from jaxllm.engine.input_builder import PackedStep, PromptScoring
 from jaxllm.engine.sampler import IN_PROMPT, Sampled, ScoreArrays
 from jaxllm.engine.sampler_builder import PackedSampling
@@ -16,8 +16,11 @@ from jaxllm.engine.sampler_inputs import WHOLE_VOCABULARY
 from jaxllm.engine.sampler_rows import CountReset
 from jaxllm.engine.small_arrays import leave_holes
 from jaxllm.engine.step import OfRank, RowState, StepProgram, make_logits, over_mesh
-from jaxllm.engine.step_compiler import StepCompiler, abstract_weights
+from jaxllm.engine.step_compiler import StepCompiler
+from jaxllm.mesh.adopt import Adopted
+from jaxllm.mesh.caller import without_callers_mesh
 from jaxllm.models.forward import Weights
+from jaxllm.models.given import Params
 
 SCORED_TILES = (16, 64, 256)  # tokens of prompts that are scored in one call
 
@@ -64,8 +67,16 @@ class Runner(Protocol):
         """The tree of arrays that the model runs on."""
         ...
 
+    def take_weights(self, params: Params, casts: bool = True) -> Adopted:
+        """Gives weights to run on from what a caller's program holds; nothing changes yet.
+
+        Raises:
+            InputError: an array is missing, is not expected, or has another shape or type.
+        """
+        ...
+
     def set_weights(self, weights: Weights) -> None:
-        """Runs on other arrays of the same shapes from the next step on."""
+        """Runs on other arrays, as `take_weights` gives them, from the next step on."""
         ...
 
 
@@ -105,23 +116,17 @@ class ModelRunner:
         """The tree of arrays that the model runs on."""
         return self._weights
 
-    def set_weights(self, weights: Weights) -> None:
-        """Runs on other arrays of the same shapes from the next step on.
+    def take_weights(self, params: Params, casts: bool = True) -> Adopted:
+        """Gives weights to run on from what a caller's program holds; `set_weights` goes over to them.
 
         Raises:
-            InputError: the tree, a shape, a type or a sharding differs from what the steps are compiled for.
+            InputError: an array is missing, is not expected, or has another shape or type.
         """
-        expected = dict(jax.tree_util.tree_flatten_with_path(abstract_weights(self.program))[0])
-        given = dict(jax.tree_util.tree_flatten_with_path(weights)[0])
-        for path in [*expected, *(path for path in given if path not in expected)]:
-            name, want, have = jax.tree_util.keystr(path), expected.get(path), given.get(path)
-            if want is None or have is None:
-                raise InputError(f"weights: {name} is {'not expected' if want is None else 'missing'}")
-            if jnp.shape(have) != want.shape or have.dtype != want.dtype:
-                raise InputError(f"weights: {name} must be {want.dtype}{want.shape}, got {have.dtype}{have.shape}")
-        self._weights = jax.tree.map(
-            lambda w, want: jax.device_put(w, want.sharding), weights, abstract_weights(self.program)
-        )
+        return take_weights(self.program, params, casts=casts)
+
+    def set_weights(self, weights: Weights) -> None:
+        """Runs on other arrays, as `take_weights` gives them, from the next step on."""
+        self._weights = weights
 
     @property
     def program(self) -> StepProgram:
@@ -134,6 +139,10 @@ class ModelRunner:
     def reset(self) -> None:
         """Makes an empty cache and row state. The pool starts as zeros: a masked score of 0 x NaN would be NaN."""
         self._kv = self._rows = self._counts = None  # the old arrays go first: there may not be room for both
+        with without_callers_mesh():
+            self._make_state()
+
+    def _make_state(self) -> None:
         shape, dtype = self.program.kv_shape(self._compiler.num_blocks), self.program.kv_dtype
         kv_sharding = self.program.sharding(self.program.kv_spec())
         self._kv = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=kv_sharding)()
@@ -145,6 +154,18 @@ class ModelRunner:
 
     def execute(self, step: PackedStep) -> DeviceTokens:
         """Launches a step, compiling its shape first where that has not happened yet."""
+        try:
+            with without_callers_mesh():
+                return self._launch(step)
+        except Exception:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._weights)):
+                raise RuntimeError(
+                    "the weights were donated or deleted by the program that holds them: hand over the new ones with "
+                    "update_params before anything runs"
+                ) from None
+            raise
+
+    def _launch(self, step: PackedStep) -> DeviceTokens:
         forward = self._compiler.get(step.shape)
         if step.copies:
             self._copy_blocks(step.copies)
@@ -163,7 +184,8 @@ class ModelRunner:
     def logits(self, step: PackedStep) -> np.ndarray:
         """Runs a step for its logits [R, T, V] (float32) instead of its tokens; the KV is written all the same."""
         function = jax.jit(make_logits(self.program, step.shape), donate_argnums=1)
-        logits, self._kv = function(self._weights, self._kv, self._rows, self._to_ranks(step.packed))
+        with without_callers_mesh():
+            logits, self._kv = function(self._weights, self._kv, self._rows, self._to_ranks(step.packed))
         return np.asarray(logits)[..., : self.program.decoder.cfg.vocab_size]
 
     def close(self) -> None:

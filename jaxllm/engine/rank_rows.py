@@ -36,15 +36,16 @@ class RankRows:
 
     def table_width(self, own: RankItems) -> int:
         """Gives the length of the longest table of the items."""
-        return int(self._num_blocks[own.row].max(initial=1))
+        return int(self._num_blocks[own.row].max()) if own.items else 1
 
-    def write(self, inputs: StepInputs[np.ndarray], own: RankItems, is_decode: bool) -> None:
-        """Fills the rank's fields of a step, which are zeros; what the items leave open becomes padding."""
-        B, width = len(own.items), self.table_width(own)
+    def write(self, inputs: StepInputs[np.ndarray], own: RankItems, width: int, is_decode: bool) -> None:
+        """Fills the rank's fields of a step, which are zeros; what the items leave open becomes padding.
+
+        `width` is that of the longest table of any rank.
+        """
+        B = len(own.items)
         # The device knows what it has chosen itself, often before the host does.
-        known_B = self._sampled[own.row] != own.start
-        if not own.is_single:
-            known_B |= own.count > 1
+        known_B = (self._sampled[own.row] != own.start) | (own.count > 1)
         write = _write_single_tokens if is_decode else _write_chunks
         write(inputs, own, np.flatnonzero(known_B).tolist())
         inputs.context_len[:B] = own.end
@@ -52,7 +53,7 @@ class RankRows:
         inputs.row[B:] = self._spare_row
         inputs.samples[:B] = own.samples
         inputs.block_table[:, :B, :width] = self._tables[:, own.row, :width]
-        self._sampled[own.row[own.samples]] = own.end[own.samples]
+        self._sampled[own.sampling_row] = own.end[own.samples]
 
     def _take_row(self, request: Request) -> None:
         """Begins anew with a row that has another owner now, or the same one with other blocks."""

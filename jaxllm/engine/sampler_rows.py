@@ -117,7 +117,7 @@ class SamplerRows:
 
     def features(self, own: RankItems) -> int:
         """Gives what the items that sample need together, 0 where the best token will do for all of them."""
-        return int(np.bitwise_or.reduce(self._features[own.row[own.samples]], initial=0))
+        return int(np.bitwise_or.reduce(self._features[own.sampling_row]))
 
     def wishes(self, own: RankItems) -> Wishes:
         """Looks at what the items want, one by one where that is needed."""

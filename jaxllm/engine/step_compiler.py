@@ -20,6 +20,7 @@ from jaxllm.engine.sampler_rows import NUM_BEST
 from jaxllm.engine.step import RowState, StepProgram, make_step
 from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.warm_up import WarmUp
+from jaxllm.mesh.caller import without_callers_mesh
 from jaxllm.models.forward import Weights, weights_tree
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class StepCompiler:
     @contextmanager
     def _tracing(self) -> Iterator[None]:
         """One thread's turn to trace."""
-        with _trace_lock:
+        with _trace_lock, without_callers_mesh():
             if self._warm_up is not None and self._warm_up.is_stopping.is_set():
                 raise RuntimeError("the engine was closed")
             yield
@@ -256,17 +257,19 @@ def compile_prompt_scorer(
     return lowered.compile(compiler_options(program))
 
 
+def abstract_params(program: StepProgram) -> list[jax.ShapeDtypeStruct]:
+    """The shape, type and sharding of each parameter, in the decoder's order."""
+    dtype = jnp.dtype(program.decoder.cfg.dtype)
+    return [
+        jax.ShapeDtypeStruct(spec.stored_shape, dtype, sharding=program.sharding(program.rules.spec(*spec.stored_axes)))
+        for spec in program.decoder.params
+    ]
+
+
 def abstract_weights(program: StepProgram) -> Weights:
     """The shapes, type and shardings that the weights have."""
-    dtype = jnp.dtype(program.decoder.cfg.dtype)
-    return weights_tree(
-        {
-            spec.path: jax.ShapeDtypeStruct(
-                spec.stored_shape, dtype, sharding=program.sharding(program.rules.spec(*spec.stored_axes))
-            )
-            for spec in program.decoder.params
-        }
-    )
+    paths = [spec.path for spec in program.decoder.params]
+    return weights_tree(dict(zip(paths, abstract_params(program), strict=True)))
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:

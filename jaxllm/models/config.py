@@ -1,13 +1,17 @@
 """What one decoder looks like, family by family already resolved. Knows shapes and constants; holds no arrays."""
 
 import dataclasses
+import logging
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from jaxllm.config.errors import InputError
+from jaxllm.models.heads import HeadLayout, check_ffn, lay_out_heads
 from jaxllm.models.rope import RopeConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,9 @@ class ModelConfig:
     weight for all, "each_head" with a weight for each, "all_heads" all heads together. A gated MLP multiplies by a
     second projection. `rope_interleaved` turns features 2i and 2i + 1 with each other instead of i and i + dim / 2.
     The four scales multiply the embeddings, what each sub-layer adds, the scores of attention, and the logits.
+
+    `tensor` and `heads` are set by `split`: the heads are then the places and slots of that layout, as the decoder
+    stores them.
 
     Raises:
         InputError: a size is not positive, or the query heads cannot be dealt evenly to the KV heads.
@@ -67,6 +74,8 @@ class ModelConfig:
     dtype: str = "float32"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = field(default=())
+    tensor: int = 1
+    heads: HeadLayout | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "d_ff", "num_q_heads", "num_kv_heads", "head_dim", "num_layers"):
@@ -80,6 +89,34 @@ class ModelConfig:
     def at_length(self, length: int) -> "ModelConfig":
         """Gives the same model for a run whose contexts have at most `length` tokens: some ropes depend on it."""
         return dataclasses.replace(self, ropes=tuple(rope.at_length(length) for rope in self.ropes))
+
+    def split(self, tensor: int) -> "ModelConfig":
+        """Gives the configuration that the decoder is built with for so many tensor ranks; for one, the same.
+
+        Raises:
+            InputError: the heads or the feed-forward cannot be dealt to the ranks.
+        """
+        if tensor == 1:
+            return self
+        check_ffn(self.num_q_heads, self.num_kv_heads, self.d_ff, tensor)
+        layout = lay_out_heads(self.num_q_heads, self.num_kv_heads, tensor, lambda ranks: self.d_ff % ranks == 0)
+        if not layout.is_plain:
+            logger.info("%s", layout.describe())
+        return dataclasses.replace(
+            self, num_q_heads=layout.places, num_kv_heads=layout.num_slots, tensor=tensor, heads=layout
+        )
+
+    def unsplit(self) -> "ModelConfig":
+        """Gives the configuration before it was split: what a checkpoint holds."""
+        if self.heads is None:
+            return self
+        sizes = {"num_q_heads": self.heads.num_q_heads, "num_kv_heads": self.heads.num_kv_heads}
+        return dataclasses.replace(self, **sizes, tensor=1, heads=None)
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of embedding and head: those from `vocab_size` on make the tensor ranks' shares equal."""
+        return -(-self.vocab_size // self.tensor) * self.tensor
 
     @property
     def num_layers(self) -> int:

@@ -188,7 +188,7 @@ class Embedding(nnx.Module):
     """Token ids -> vectors. Each tensor rank has some tokens' rows, looks those up, and gets the others' added."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
-        self.tokens = weight((cfg.vocab_size, cfg.d_model), ("vocab", "embed"), cfg, rngs)
+        self.tokens = weight((cfg.vocab_rows, cfg.d_model), ("vocab", "embed"), cfg, rngs)
         self.cfg = cfg
 
     def __call__(self, token_T):
@@ -210,7 +210,7 @@ class Head(nnx.Module):
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
         self.norm = model_norm(cfg)
         if not cfg.tie_embeddings:
-            self.proj = weight((cfg.vocab_size, cfg.d_model), ("vocab", "embed"), cfg, rngs)
+            self.proj = weight((cfg.vocab_rows, cfg.d_model), ("vocab", "embed"), cfg, rngs)
         self.cfg = cfg
 
     def __call__(self, x_BD, embedding_VD, kernels: Kernels) -> Float[Array, "B V"]:

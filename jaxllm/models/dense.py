@@ -38,21 +38,10 @@ def make_dense_logits(program: DecoderProgram, kernels: Kernels, mesh: Mesh, rul
 
 
 def stack_layers(weights: Weights) -> Weights:
-    """Gives weights whose layers are stacked, of those that are kept as {layer: array}; others stay as they are."""
+    """Gives weights whose layers are stacked, of a tuple of layers or of {layer: array}; others stay as they are."""
+    if isinstance(weights["layers"], tuple):
+        return weights | {"layers": jax.tree.map(lambda *each: jnp.stack(each), *weights["layers"])}
     return weights | {"layers": _each_parameter(weights["layers"], lambda w: jnp.stack([w[l] for l in range(len(w))]))}
-
-
-def unstack_layers(weights: Weights, like: Weights) -> Weights:
-    """Undoes `stack_layers` where `like` keeps separate arrays."""
-
-    def split(stacked: Any, example: Any) -> Any:
-        if not isinstance(example, dict) or isinstance(stacked, dict) != (0 not in example):
-            return stacked  # as it should be, or not of this model: whoever takes the weights finds out
-        if 0 in example:
-            return {l: stacked[l] for l in range(len(example))}
-        return stacked | {name: split(stacked[name], example[name]) for name in example if name in stacked}
-
-    return split(weights, like)
 
 
 def _each_parameter(tree: Any, stack: Callable) -> Any:

@@ -33,8 +33,8 @@ _NO_WINDOW = 1 << 30  # beyond every context, for layers without a window where 
 class ParamSpec(NamedTuple):
     """One array of Weights: its path, the shape and logical axes of one layer, and which layers it holds.
 
-    A stacked parameter holds `num_layers` of them; a separate one that of `layer`, whose number ends its path. Its role
-    is "matrix", "norm" or "bias".
+    A stacked parameter holds `num_layers` of them; a separate one that of `layer`, whose number is in its path. Its
+    role is "matrix", "norm" or "bias".
     """
 
     path: tuple[str | int, ...]
@@ -72,10 +72,13 @@ class DecoderProgram(NamedTuple):
     loop: LayerLoop
 
 
-def build_program(cfg: ModelConfig, loop: LayerLoop = "scan", separate: bool = False) -> DecoderProgram:
+def build_program(
+    cfg: ModelConfig, loop: LayerLoop = "scan", separate: bool = False, by_layer: bool = False
+) -> DecoderProgram:
     """Splits the abstract decoder once into graph definitions and parameter specs; allocates nothing.
 
-    With `separate`, the layers' matrices are arrays of their own instead of stacked ones.
+    With `separate`, the layers' matrices are arrays of their own instead of stacked ones; with `by_layer` all of their
+    parameters are, in a tuple of layers.
     """
     decoder = nnx.eval_shape(lambda: Decoder(cfg, nnx.Rngs(0)))
     parts = {"embedding": decoder.embedding, "layers": decoder.layers[0], "head": decoder.head}
@@ -87,6 +90,9 @@ def build_program(cfg: ModelConfig, loop: LayerLoop = "scan", separate: bool = F
             axes, role = about["logical_axes"], about["role"]
             if name != "layers":
                 params.append(ParamSpec(path, shape, axes, None, role=role))
+            elif by_layer:
+                keys = path[1:]
+                params += [ParamSpec((name, l, *keys), shape, axes, None, l, role) for l in range(cfg.num_layers)]
             elif separate and role == "matrix":
                 params += [ParamSpec((*path, l), shape, axes, None, l, role) for l in range(cfg.num_layers)]
             else:
@@ -95,13 +101,16 @@ def build_program(cfg: ModelConfig, loop: LayerLoop = "scan", separate: bool = F
 
 
 def weights_tree(values: dict[tuple[str | int, ...], Any]) -> Weights:
-    """Nests a {path: value} dictionary."""
+    """Nests a {path: value} dictionary; layers by number become a tuple."""
     tree: Weights = {}
     for path, value in values.items():
         node: dict[Any, Any] = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
         node[path[-1]] = value
+    layers = tree.get("layers")
+    if layers and 0 in layers:
+        tree["layers"] = tuple(layers[l] for l in range(len(layers)))
     return tree
 
 

@@ -1,10 +1,10 @@
-"""Checkpoint -> weights on the device, tensor by tensor. Knows pieces and shardings; no file format, no model code.
+"""Checkpoint -> weights on the devices, tensor by tensor. Knows pieces and shardings; no file format, no model code.
 
-Every parameter is allocated on the device once; chunks of each tensor are read from the memory map, placed by a donated
-update, and dropped. So a load needs the weights plus a few chunks, never a second copy.
+Each shard is allocated once on each device that holds it. What it needs of each tensor (models/placement.py) is read
+from the memory map a chunk at a time, once for all these devices, placed by a donated update, and dropped. So a load
+needs the weights plus a few chunks, never a second copy, and reads nothing that belongs to other processes' devices.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,16 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
+from jaxlib._jax import Device
 from tqdm import tqdm
 
 from jaxllm.config.errors import InputError
 from jaxllm.models.checkpoint.source import Checkpoint
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.device_tables import DeviceTables
 from jaxllm.models.family import Piece
 from jaxllm.models.forward import DecoderProgram, ParamSpec, Weights, weights_tree
+from jaxllm.models.placement import Index, Run, ShardPlan, axis_numbers, plan_shard
 
 CHUNK_BYTES = 64 << 20
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.attn.bias", "masked_bias")
 Shardings = Callable[[ParamSpec], Sharding]
+Advance = Callable[[int], Any]
 
 
 def load_weights(
@@ -32,26 +37,117 @@ def load_weights(
     shardings: Shardings,
     progress: bool = True,
 ) -> Weights:
-    """Reads all parameters of the program.
+    """Reads all parameters of the program; the pieces are those of the configuration before it was split.
 
     Raises:
         InputError: a tensor is missing, is not expected, or has another shape than the configuration says.
     """
-    check_tensors(checkpoint, pieces, program.cfg.num_layers, program.cfg.tie_embeddings)
-    total = sum(int(np.prod(spec.stored_shape)) for spec in program.params)
+    cfg = program.cfg
+    check_tensors(checkpoint, pieces, cfg.num_layers, cfg.tie_embeddings)
+    by_device = {spec.path: _shards(spec, shardings(spec)) for spec in program.params}
+    plans: dict[tuple[str, Index], ShardPlan] = {}
+    for spec in program.params:
+        for index in by_device[spec.path].values():
+            if (spec.name, index) not in plans:
+                plans[spec.name, index] = plan_shard(pieces[spec.name], spec.shape, spec.axes, index, cfg)
+    total = sum(
+        len(spec.layers) * plans[spec.name, index].size
+        for spec in program.params
+        for index in set(by_device[spec.path].values())
+    )
     values = {}
     with tqdm(total=total, unit=" weights", unit_scale=True, desc="loading", disable=None if progress else True) as bar:
         for spec in program.params:
-            array = _zeros(spec, dtype, shardings(spec))
-            for piece in pieces[spec.name]:
-                for layer in spec.layers:
-                    array = _place_tensor(array, checkpoint, piece, layer, spec.num_layers is not None, bar.update)
-            values[spec.path] = array
+            own = {device: plans[spec.name, index] for device, index in by_device[spec.path].items()}
+            values[spec.path] = _load(spec, checkpoint, own, dtype, shardings(spec), bar.update)
     return jax.block_until_ready(weights_tree(values))
 
 
+def _shards(spec: ParamSpec, sharding: Sharding) -> dict[Device, Index]:
+    """Where, in one layer, the shard of each of this process's devices lies."""
+    found = {}
+    for device, index in sharding.addressable_devices_indices_map(spec.stored_shape).items():
+        bounds = [part.indices(size)[:2] for part, size in zip(index or (), spec.stored_shape, strict=True)]
+        found[device] = tuple(bounds if spec.num_layers is None else bounds[1:])
+    return found
+
+
+def _load(
+    spec: ParamSpec,
+    checkpoint: Checkpoint,
+    plans: dict[Device, ShardPlan],
+    dtype: jnp.dtype,
+    sharding: Sharding,
+    advance: Advance,
+) -> jax.Array:
+    """Fills one parameter."""
+    stacked, devices = spec.num_layers is not None, list(plans)
+    shape = sharding.shard_shape(spec.stored_shape)
+    tables = DeviceTables(shape, dtype, devices, stacked, plans[devices[0]].num_inputs)
+    shards = list(dict.fromkeys(plans.values()))
+    for layer in spec.layers:
+        stored = _stored_dtype(checkpoint, shards, layer)
+        for first, end in _chunks(shards[0], stored):
+            chunks = {plan: _read(checkpoint, plan, layer, Run(first, end, 0), stored, advance) for plan in shards}
+            tables.place([chunks[plans[device]] for device in devices], layer if stacked else 0, first)
+    return tables.finish(spec.stored_shape, sharding)
+
+
+def _stored_dtype(checkpoint: Checkpoint, shards: list[ShardPlan], layer: int) -> np.dtype:
+    """The type in which a layer's chunks are handed over: its tensors' own, or one that holds all of them."""
+    names = {copy.piece.name.format(l=layer) for plan in shards for copy in plan.copies}
+    dtypes = {checkpoint.dtype(name) for name in names}
+    return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+
+
+def _chunks(plan: ShardPlan, dtype: np.dtype) -> list[tuple[int, int]]:
+    """Ranges of lanes of at most CHUNK_BYTES, which end where a copy does if one does within them."""
+    fitting = max(1, CHUNK_BYTES // (plan.num_columns * dtype.itemsize))
+    edges, found, first = plan.edges(), [], 0
+    while first < plan.num_lanes:
+        within = [edge for edge in edges if first < edge <= first + fitting]
+        found.append((first, within[-1] if within else first + fitting))
+        first = found[-1][1]
+    return found
+
+
+def _read(
+    checkpoint: Checkpoint, plan: ShardPlan, layer: int, lanes: Run, dtype: np.dtype, advance: Advance
+) -> np.ndarray:
+    """Reads a chunk [lanes, columns] of a shard: as it lies in the checkpoint, or put together of several parts."""
+    table = None
+    for copy in plan.copies:
+        run, piece = copy.run, copy.piece
+        first, end = max(run.place, lanes.start), min(run.end, lanes.stop)
+        if first >= end:
+            continue
+        start, stop = run.start + first - run.place, run.start + end - run.place
+        for columns in plan.columns:
+            part = _read_part(checkpoint, piece, layer, (start, stop), (columns.start, columns.stop))
+            advance(part.size)
+            if part.shape == (lanes.stop - lanes.start, plan.num_columns) and part.dtype == dtype:
+                return part
+            if table is None:
+                table = np.zeros((lanes.stop - lanes.start, plan.num_columns), dtype)
+            table[first - lanes.start : end - lanes.start, columns.place : columns.end] = part
+    return np.zeros((lanes.stop - lanes.start, plan.num_columns), dtype) if table is None else table
+
+
+def _read_part(
+    checkpoint: Checkpoint, piece: Piece, layer: int, rows: tuple[int, int], columns: tuple[int, int]
+) -> np.ndarray:
+    """Some rows, and some columns of them; a bias or a scale is a table of one column."""
+    name = piece.name.format(l=layer)
+    if len(piece.shape) < 2 or columns == (0, piece.shape[1]):
+        return checkpoint.read(name, *rows).reshape(rows[1] - rows[0], -1)
+    return checkpoint.read(name, *rows, columns)
+
+
 def dummy_weights(program: DecoderProgram, dtype: jnp.dtype, shardings: Shardings, seed: int = 0) -> Weights:
-    """Random weights in the real shapes, made on the device by one program; norms scale by one."""
+    """Random weights in the real shapes, made on the devices by one program; norms scale by one.
+
+    They are the same however the heads are laid out: repeated heads are equal, empty places are zeros.
+    """
     salts = np.arange(len(program.params), dtype=np.uint32) + np.uint32(seed % 2**32)
     scale = np.float32(1.0 - program.cfg.norm_offset)
 
@@ -60,7 +156,7 @@ def dummy_weights(program: DecoderProgram, dtype: jnp.dtype, shardings: Sharding
         return [
             jnp.full(spec.stored_shape, norm_scale, dtype)
             if spec.role == "norm"
-            else _random(spec.stored_shape, dtype, salts[i])
+            else _random(spec, program.cfg, dtype, salts[i])
             for i, spec in enumerate(program.params)
         ]
 
@@ -102,75 +198,18 @@ def _some(items: list[str]) -> str:
     return ", ".join(items[:4]) + (f" and {len(items) - 4} more" if len(items) > 4 else "")
 
 
-def _place_tensor(
-    array: jax.Array, checkpoint: Checkpoint, piece: Piece, layer: int, stacked: bool, advance: Callable[[int], Any]
-) -> jax.Array:
-    """Fills one tensor's place in a parameter, chunk by chunk."""
-    name, rows, place = piece.name.format(l=layer), piece.num_rows, layer if stacked else 0
-    row_shape, first = piece.shape[1:], piece.first_row
-    if not piece.linear:
-        for start, stop in _chunks(rows, 1, 1, row_shape, checkpoint.dtype(name)):
-            chunk = checkpoint.read(name, first + start, first + stop)
-            array = jax.block_until_ready(_set_rows(array, chunk, place, start, stacked))
-            advance(chunk.size)
-        return array
-    run = rows // piece.units
-    for start, stop in _chunks(rows, run, array.shape[-1], row_shape, checkpoint.dtype(name)):
-        chunk = checkpoint.read(name, first + start, first + stop)
-        chunk = chunk.reshape(-1, min(run, stop - start), *(row_shape or (1,)))  # a bias is a table of one column
-        column = piece.column + start % run
-        array = jax.block_until_ready(_set_columns(array, chunk, place, start // run, column, piece.units, stacked))
-        advance(chunk.size)
-    return array
+def _random(spec: ParamSpec, cfg: ModelConfig, dtype: jnp.dtype, salt: jax.Array) -> jax.Array:
+    """Uniform numbers, each a hash of its place in the unsplit parameter (MurmurHash3's mixer).
 
-
-def _chunks(rows: int, run: int, line: int, row_shape: tuple[int, ...], dtype: np.dtype) -> list[tuple[int, int]]:
-    """Ranges of rows of at most CHUNK_BYTES: whole runs if one fits, else whole lines of a run, else part of a line.
-
-    A line is what the last axis of the parameter holds.
+    jax's own generators compile for seconds.
     """
-    row_bytes = int(np.prod(row_shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    fitting = max(1, CHUNK_BYTES // row_bytes)
-    inner, outer = (run, rows) if fitting >= run else (line, run) if fitting >= line else (1, line)
-    step = fitting // inner * inner
-    return [
-        (first + start, first + min(start + step, outer))
-        for first in range(0, rows, outer)
-        for start in range(0, outer, step)
-    ]
-
-
-@functools.partial(jax.jit, donate_argnums=0, static_argnames="stacked")
-def _set_rows(array, chunk, layer, start, stacked):
-    table = array if stacked else array[None]
-    table = jax.lax.dynamic_update_slice(
-        table, chunk[None].astype(array.dtype), (layer, start) + (0,) * (chunk.ndim - 1)
-    )
-    return table.reshape(array.shape)
-
-
-@functools.partial(jax.jit, donate_argnums=0, static_argnames=("units", "stacked"))
-def _set_columns(array, chunk, layer, unit, column, units, stacked):
-    # The last axis is kept apart: merged with the one before it, its sharding would be lost in silence.
-    layers, line = array.shape[0] if stacked else 1, array.shape[-1]
-    num_units, run, num_in = chunk.shape
-    table = array.reshape(layers, num_in, units, -1, line)
-    chunk = chunk.astype(array.dtype).transpose(2, 0, 1)
-    chunk = chunk.reshape(1, num_in, num_units, max(1, run // line), min(run, line))
-    place = (layer, 0, unit, column // line, column % line)
-    return jax.lax.dynamic_update_slice(table, chunk, place).reshape(array.shape)
-
-
-def _zeros(spec: ParamSpec, dtype: jnp.dtype, sharding: Sharding) -> jax.Array:
-    return jax.jit(lambda: jnp.zeros(spec.stored_shape, dtype), out_shardings=sharding)()
-
-
-def _random(shape: tuple[int, ...], dtype: jnp.dtype, salt: jax.Array) -> jax.Array:
-    """Uniform numbers, each a hash of its place (MurmurHash3's mixer): jax's own generators compile for seconds."""
-    bits = salt
-    for axis in range(len(shape)):
-        bits = (bits ^ jax.lax.broadcasted_iota(jnp.uint32, shape, axis)) * np.uint32(0x9E3779B1)
+    shape, bits = spec.stored_shape, salt
+    by_axis, filled = axis_numbers(spec.stored_axes, shape, cfg)
+    for axis, own in enumerate(by_axis):
+        in_order = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        bits = (bits ^ (in_order if own is None else own.astype(np.uint32))) * np.uint32(0x9E3779B1)
         bits = (bits ^ (bits >> 16)) * np.uint32(0x85EBCA6B)
         bits = (bits ^ (bits >> 13)) * np.uint32(0xC2B2AE35)
         bits = bits ^ (bits >> 16)
-    return ((bits >> 8).astype(jnp.float32) * (0.06 / 2**24) - 0.03).astype(dtype)
+    found = ((bits >> 8).astype(jnp.float32) * (0.06 / 2**24) - 0.03).astype(dtype)
+    return found if filled.all() else jnp.where(filled, found, jnp.zeros((), dtype))

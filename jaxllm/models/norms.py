@@ -27,11 +27,14 @@ class Norm(nnx.Module):
 
 
 class AllHeadsNorm(nnx.Module):
-    """RMSNorm over all heads together; each tensor rank holds some of them, so the ranks add up their squares."""
+    """RMSNorm over all heads together; each tensor rank holds some of them, so the ranks add up their squares.
+
+    A KV head that is held several times adds its squares as often; empty places add none and are not counted.
+    """
 
     def __init__(self, cfg: ModelConfig, num_heads: int, heads_axis: str):
         self.scale = norm_scale((num_heads, cfg.head_dim), (heads_axis, "head_dim"), cfg)
-        self.num_features = num_heads * cfg.head_dim
+        self.num_features = _num_filled(cfg, num_heads, heads_axis) * cfg.head_dim
         self.eps = cfg.norm_eps
 
     def __call__(self, x_TNH, kernels: Kernels):
@@ -39,6 +42,12 @@ class AllHeadsNorm(nnx.Module):
         squares_T = sum_over_ranks(jnp.sum(x_f32_TNH * x_f32_TNH, axis=(1, 2)))
         factor_T = jax.lax.rsqrt(squares_T / self.num_features + self.eps)
         return (x_f32_TNH * factor_T[:, None, None] * self.scale[...].astype(jnp.float32)).astype(x_TNH.dtype)
+
+
+def _num_filled(cfg: ModelConfig, num_heads: int, heads_axis: str) -> int:
+    if cfg.heads is None:
+        return num_heads
+    return cfg.heads.num_q_heads if heads_axis == "q_heads" else cfg.heads.num_kv_heads * cfg.heads.replicas
 
 
 class NoNorm(nnx.Module):

@@ -109,20 +109,20 @@ def shape_of(
 
 
 def _shard(cfg: ModelConfig, tensor: int, kv_itemsize: int) -> Shard:
-    split, rules = _split(cfg, tensor), AxisRules()
+    split, rules = cfg.split(tensor), AxisRules()
     one_layer = replace(split, layer_kinds=split.layer_kinds[:1])  # the others are as large
     sizes = {"embedding": 0, "layers": 0, "head": 0}
     itemsize = jnp.dtype(cfg.dtype).itemsize
     for param in build_program(one_layer).params:
         axes = rules.spec(*param.axes)
-        shape = [-(-size // tensor) if axis == "tensor" else size for size, axis in zip(param.shape, axes, strict=True)]
+        shape = [size // tensor if axis == "tensor" else size for size, axis in zip(param.shape, axes, strict=True)]
         sizes[str(param.path[0])] += math.prod(shape) * itemsize
     always = temporaries_bound(split, 0, 0, tensor)
     return Shard(
         num_q_heads=split.num_q_heads // tensor,
         num_kv_heads=split.num_kv_heads // tensor,
         d_ff=cfg.d_ff // tensor,
-        vocab_rows=-(-cfg.vocab_size // tensor) if rules.vocab == "tensor" else cfg.vocab_size,
+        vocab_rows=split.vocab_rows // tensor,
         layer_bytes=sizes["layers"],
         embedding_bytes=sizes["embedding"],
         head_bytes=sizes["head"],
@@ -133,13 +133,6 @@ def _shard(cfg: ModelConfig, tensor: int, kv_itemsize: int) -> Shard:
             always,
         ),
     )
-
-
-def _split(cfg: ModelConfig, tensor: int) -> ModelConfig:
-    for name in ("num_kv_heads", "d_ff"):
-        if getattr(cfg, name) % tensor:
-            raise InputError(f"{name} {getattr(cfg, name):,} is not a multiple of {tensor}")
-    return cfg
 
 
 def _from_hub(repo: str) -> dict[str, Any]:

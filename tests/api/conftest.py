@@ -179,7 +179,7 @@ def scripted_llm(bytes_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) ->
 
     def make(script: Callable[[list[int], int], list[int]], tokenizer: Tokenizer | None = bytes_tokenizer) -> Any:
         engine = ScriptedEngine(script)
-        monkeypatch.setattr(module, "start_engine", lambda args: started(engine, tokenizer))
+        monkeypatch.setattr(module, "start", lambda *_, **__: started(engine, tokenizer))
         llm = module.LLM("smollm2")
         return llm, engine
 

@@ -57,7 +57,7 @@ ENTRY %main (p: bf16[4,64]) -> s32[4,2,4] {
 )
 def test_collectives_are_counted_by_kind_axis_and_size(groups: str):
     mesh = {"tensor": 4, "data": 2} if "T" in groups else MESH
-    found = {each[:3]: each.count for each in collectives(PROGRAM.replace("GROUPS", groups), mesh)}
+    found = {each[:3]: each.number for each in collectives(PROGRAM.replace("GROUPS", groups), mesh)}
     if "T" not in groups:
         assert found.pop(("collective-permute", ("data",), 8)) == 1
     else:

@@ -3,6 +3,7 @@
 import logging
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from jaxllm.engine.input_builder import InputBuilder, PackedStep
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.step_inputs import host_views
 from jaxllm.engine.watchdog import Watchdog
+from jaxllm.mesh.adopt import Adopted
+from jaxllm.models.given import Params
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.pace import Pace
@@ -69,8 +72,11 @@ class EchoRunner:
     def weights(self) -> dict:
         return {}
 
+    def take_weights(self, params: Params, casts: bool = True) -> Adopted:
+        return Adopted(params)
+
     def set_weights(self, weights: dict) -> None:
-        raise AssertionError("there are none")
+        self.log.append(("weights", self.steps))
 
     def reset(self) -> None:
         self.resets += 1
@@ -260,3 +266,58 @@ def test_a_pace_is_told_what_steps_take_that_follow_each_other(monkeypatch):
     assert pace is not None
     assert pace.time.num_observed == 18  # all but the first of each
     assert pace.time.predict(1, True, 10) == pytest.approx(0.02)
+
+
+def test_new_weights_come_between_two_steps_and_are_counted():
+    runner = EchoRunner()
+    engine = make_engine(runner)
+    engine.add("a", [1, 2, 3], greedy(9))
+    seen = [engine.step() for _ in range(3)]
+    seen.append(engine.update_params({}, "keep"))
+    assert runner.log[-2:] == [("read", 3), ("weights", 3)]
+    versions = [update.weight_version for updates in seen for update in updates]
+    for version in (None, "best", None, 20, None):
+        engine.update_params({}, "recompute", version)
+        versions.append(engine.weight_version)
+    engine.update_weight_version("named")
+    rest = [(update.token_ids, update.weight_version) for update in engine.step() + engine.step()]
+    assert versions == [0, 0, 0, 2, "best", 4, 20, 21]
+    assert rest == [((7,), "named")]
+
+
+def test_weights_that_are_refused_end_nothing_and_lose_no_token():
+    runner = EchoRunner()
+    engine = make_engine(runner)
+    engine.add("a", [1, 2, 3], greedy(4))
+    engine.step()
+
+    def refuse(params: Params, casts: bool = True) -> Adopted:
+        raise InputError("weights: head.proj is missing")
+
+    runner.take_weights = refuse
+    mistakes: list[tuple[Any, str]] = [
+        (({}, "drop"), "head.proj is missing"),
+        (({}, "stop"), "kv must be one of keep, drop, recompute, got 'stop'"),
+        (({}, "drop", 1.5), r"version must be a whole number or a text, got 1\.5"),
+        (({}, "drop", True), "version must be a whole number or a text, got True"),
+    ]
+    for arguments, message in mistakes:
+        with pytest.raises(InputError, match=message):
+            engine.update_params(*arguments)
+    assert not engine.is_paused
+    assert (engine.weight_version, run(engine)[0]) == (0, {"a": [4, 5, 6, 7]})
+
+
+def test_a_pause_outlasts_new_weights_and_drop_tells_what_ended():
+    engine = make_engine(EchoRunner())
+    for name in "abcde":
+        engine.add(name, [1, 2, 3], greedy(9))
+    first = engine.step() + engine.step()
+    engine.pause()
+    updates = engine.update_params({}, "drop")
+    assert engine.is_paused
+    assert {(update.request_id, update.finish_reason) for update in updates} == {(name, "abort") for name in "abcd"}
+    engine.resume()
+    tokens, ends = run(engine)
+    assert (tokens, ends) == ({"e": count_up(4, 9)}, {"e": ("length", None)})
+    assert {update.weight_version for update in first + updates} == {0}  # what they have is of the old ones

@@ -48,6 +48,7 @@ def is_worth_drawing(case) -> bool:
 @pytest.fixture(scope="module")
 def program():
     source = find_model(engine_args({"model": str(GOLDEN / "llama")}))
+    assert source.family is not None
     cfg = source.family.configure(source.hf_config)
     assert cfg.vocab_size == V
     return StepProgram(build_program(cfg), KERNELS, build_mesh(), AxisRules(), 16)

@@ -1,3 +1,4 @@
+import itertools
 import re
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from safetensors import safe_open
 from jaxllm.config.errors import InputError
 from jaxllm.models import loader
 from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
+from jaxllm.models.family import Piece
 from jaxllm.models.forward import build_program
 from jaxllm.models.loader import check_tensors, dummy_weights, load_weights
+from jaxllm.models.placement import Copy, Run, ShardPlan
 from jaxllm.models.registry import find_family
 
 
@@ -35,8 +38,8 @@ class ArrayCheckpoint:
     def dtype(self, name):
         return self.tensors[name].dtype
 
-    def read(self, name, start, stop):
-        rows = self.tensors[name][start:stop]
+    def read(self, name, start, stop, columns=None):
+        rows = self.tensors[name][start:stop] if columns is None else self.tensors[name][start:stop, slice(*columns)]
         self.largest_read = max(self.largest_read, rows.nbytes)
         return rows
 
@@ -140,24 +143,20 @@ def test_chunks_of_any_size_give_the_same(golden, monkeypatch, chunk_bytes):
         np.testing.assert_array_equal(chunked[parameter], values, err_msg=parameter)
 
 
-def test_chunks_cover_every_row_once_and_never_straddle(monkeypatch):
-    for rows, units, line, fitting in [
-        (64, 2, 16, 5),
-        (64, 2, 16, 40),
-        (64, 2, 16, 70),
-        (96, 1, 96, 7),
-        (48, 1, 48, 48),
+def test_chunks_cover_every_lane_once_and_end_where_copies_do(monkeypatch):
+    piece, whole = Piece("some.weight", (64, 10)), (Run(0, 10, 0),)
+    for bounds, fitting, expected in [
+        ((0, 32, 64), 5, [*range(5, 32, 5), 32, *range(37, 64, 5), 64]),
+        ((0, 32, 64), 40, [32, 64]),
+        ((0, 16, 32, 64), 40, [32, 64]),
+        ((0, 16, 64), 20, [16, 36, 56, 64]),
+        ((0, 64), 64, [64]),
     ]:
         monkeypatch.setattr(loader, "CHUNK_BYTES", fitting * 4 * 10 + 3)
-        run = rows // units
-        chunks = loader._chunks(rows, run, line, (10,), np.dtype(np.float32))
-        assert [row for start, stop in chunks for row in range(start, stop)] == list(range(rows))
-        for start, stop in chunks:
-            assert stop - start <= fitting
-            whole_runs = start % run == 0 and stop % run == 0
-            whole_lines = start % line == 0 and stop % line == 0 and start // run == (stop - 1) // run
-            part_of_a_line = start // line == (stop - 1) // line
-            assert whole_runs or whole_lines or part_of_a_line
+        copies = [Copy(piece, Run(first, end, first)) for first, end in itertools.pairwise(bounds)]
+        chunks = loader._chunks(ShardPlan(1, 64, 10, tuple(copies), whole), np.dtype(np.float32))
+        assert [first for first, _ in chunks] == [0, *[end for _, end in chunks[:-1]]]
+        assert [end for _, end in chunks] == expected
 
 
 @pytest.mark.parametrize("name", ["llama_fp16_sharded", "gemma3_text"])
@@ -248,69 +247,6 @@ def test_dummy_weights_are_those_of_their_seed(golden):
     )
     np.testing.assert_array_equal(first, again)
     assert (first != other).mean() > 0.99
-
-
-SHARDED_LOAD = """
-import sys
-from pathlib import Path
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding
-from jaxllm.mesh.axes import AxisRules
-from jaxllm.mesh.build import build_mesh
-from jaxllm.models import loader
-from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
-from jaxllm.models.forward import build_program
-from jaxllm.models.registry import find_family
-
-checkpoint = SafetensorsFolder(Path(sys.argv[1]))
-_, family = find_family(checkpoint.config)
-cfg = family.configure(checkpoint.config)
-program, rules, mesh = build_program(cfg, "scan"), AxisRules(), build_mesh(1, 2)
-
-def sharding(spec):
-    return NamedSharding(mesh, rules.spec(*spec.stored_axes))
-
-def tensor(name):
-    return checkpoint.read(name, 0, checkpoint.shape(name)[0]).astype(np.float32)
-
-N, K, H, F, G = cfg.num_q_heads, cfg.num_kv_heads, cfg.head_dim, cfg.d_ff, cfg.num_q_heads // cfg.num_kv_heads
-for loader.CHUNK_BYTES in (64 << 20, 5_000):
-    weights = loader.load_weights(program, checkpoint, family.pieces(cfg), jnp.float32, sharding, False)
-    for spec in program.params:
-        array = weights
-        for key in spec.path:
-            array = array[key]
-        wanted = sharding(spec)
-        assert array.sharding.is_equivalent_to(wanted, array.ndim), (spec.name, array.sharding, wanted)
-    layers = weights["layers"]
-    for rank in (0, 1):
-        def shard(array):
-            (found,) = [s for s in array.addressable_shards if s.device == mesh.devices[0, rank]]
-            return np.asarray(found.data)
-        qkv, o = shard(layers["attention"]["qkv_proj"]), shard(layers["attention"]["o_proj"])
-        gate_up, down = shard(layers["mlp"]["gate_up_proj"]), shard(layers["mlp"]["down_proj"])
-        kv_heads, heads = range(rank * K // 2, (rank + 1) * K // 2), range(rank * N // 2, (rank + 1) * N // 2)
-        half = slice(rank * F // 2, (rank + 1) * F // 2)
-        for l in range(cfg.num_layers):
-            attention, mlp = f"model.layers.{l}.self_attn.", f"model.layers.{l}.mlp."
-            q, k, v = (tensor(attention + f"{name}_proj.weight") for name in "qkv")
-            own_q = np.concatenate([q[n * H : (n + 1) * H] for n in heads])
-            own_k, own_v = (np.concatenate([x[j * H : (j + 1) * H] for j in kv_heads]) for x in (k, v))
-            D = q.shape[1]
-            assert (qkv[l][:, :, :-2].reshape(D, -1).T == own_q).all()
-            assert (qkv[l][:, :, -2].reshape(D, -1).T == own_k).all()
-            assert (qkv[l][:, :, -1].reshape(D, -1).T == own_v).all()
-            own_o = np.concatenate([tensor(attention + "o_proj.weight")[:, n * H : (n + 1) * H] for n in heads], 1)
-            assert (o[l].reshape(-1, D).T == own_o).all()
-            assert (gate_up[l][:, 0].T == tensor(mlp + "gate_proj.weight")[half]).all()
-            assert (gate_up[l][:, 1].T == tensor(mlp + "up_proj.weight")[half]).all()
-            assert (down[l].T == tensor(mlp + "down_proj.weight")[:, half]).all()
-print("equal")
-"""
-
-
-def test_shards_of_two_tensor_ranks_equal_slices_of_the_unfused_weights(golden, run_program):
-    assert run_program(SHARDED_LOAD, golden / "llama_fp16_sharded", num_devices=2) == "equal\n"
 
 
 MEASURED_LOAD = """

@@ -58,25 +58,30 @@ def test_a_plan_has_the_bytes_of_the_start_up_table(model):
 
 RANKS = """
 import sys
+tensor = int(sys.argv[1])
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.build import find_model, prepare
 from jaxllm.mesh.build import build_mesh
 from jaxllm.planning.model_shape import read_model, shape_of
-for model in sys.argv[1:]:
-    load_format = "auto" if "/" in model else "dummy"
-    args = EngineArgs(model=model, dtype="bfloat16", load_format=load_format, tensor_parallel_size=2)
-    memory = prepare(args, find_model(args), build_mesh(1, 2)).memory
-    shape = shape_of(read_model(model), model, [2])
-    shard = shape.shards[2]
+for model in sys.argv[2:]:
+    load_format = "dummy" if model.startswith("llama-") else "auto"
+    args = EngineArgs(model=model, dtype="bfloat16", load_format=load_format, tensor_parallel_size=tensor)
+    memory = prepare(args, find_model(args), build_mesh(1, tensor)).memory
+    shape = shape_of(read_model(model), model, [tensor])
+    shard = shape.shards[tensor]
     weights = shape.num_layers * shard.layer_bytes + shard.embedding_bytes + shard.head_bytes
     print(memory.weights, weights, memory.block_bytes, 16 * shard.kv_slot_bytes)
 """
 
 
 @pytest.mark.slow
-def test_so_it_has_on_two_tensor_ranks(run_program):
-    models = ["llama-3.1-8b", *(str(GOLDEN / name) for name in ("qwen2", "gemma2", "phi3", "olmo2"))]
-    for line in run_program(RANKS, *models, num_devices=2).splitlines():
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_so_it_has_on_tensor_ranks_with_heads_that_are_repeated_or_empty(run_program, tensor):
+    names = ("qwen2", "gemma2", "phi3", "olmo2", "cohere")
+    models = ["llama-3.1-8b", "smollm2", *(str(GOLDEN / name) for name in names)]
+    lines = run_program(RANKS, tensor, *models, num_devices=tensor).splitlines()
+    assert len(lines) == len(models)
+    for line in lines:
         weights, planned, block, planned_block = map(float, line.split())
         assert planned == pytest.approx(weights, rel=0.01)
         assert planned_block == block

@@ -153,9 +153,7 @@ class Traffic:
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.started: set[str] = set()
-        self.tables: dict[
-            tuple[int, int], tuple[Request, int]
-        ] = {}  # by (rank, row): whose, how long
+        self.tables: dict[tuple[int, int], tuple[Request, int]] = {}  # by (rank, row): whose, how long
         self.rank_of: dict[str, int] = {}
         self.may_be_overtaken: set[str] = set()
         self.cached_tokens: dict[str, int] = {}

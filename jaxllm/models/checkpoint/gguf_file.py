@@ -9,17 +9,17 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from jaxllm.config.errors import InputError
-from jaxllm.models.checkpoint.file_bytes import map_bytes
+from jaxllm.models.checkpoint.file_bytes import map_bytes, map_columns
 from jaxllm.models.checkpoint.gguf_config import hf_config, hf_generation_config
 from jaxllm.models.checkpoint.gguf_families import TensorFacts
 from jaxllm.models.checkpoint.gguf_fields import GGUFFields
 from jaxllm.models.checkpoint.gguf_header import GGUFHeader, GGUFTensor, read_gguf_header
 from jaxllm.models.checkpoint.gguf_names import ARCHITECTURES, GGUFArchitecture
-from jaxllm.models.checkpoint.source import check_rows, lookup
+from jaxllm.models.checkpoint.source import check_columns, check_rows, lookup
 
 # Values decoded at a time: the decoder's temporaries are several times its output.
 _PIECE_VALUES = 1 << 20
@@ -99,16 +99,19 @@ class GGUFFile:
             return np.dtype(np.float32)
         return _PLAIN_DTYPES.get(tensor.stored.kind, np.dtype(np.float32))
 
-    def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Decodes rows start:stop, a few at a time."""
+    def read(self, name: str, start: int, stop: int, columns: tuple[int, int] | None = None) -> np.ndarray:
+        """Decodes rows start:stop, or columns of them, a few at a time."""
         tensor = lookup(self._tensors, name, self.path)
         num_rows, *row_shape = tensor.stored.shape
         check_rows(name, num_rows, start, stop)
+        if columns is not None:
+            check_columns(name, tensor.stored.shape, columns)
+            row_shape = [columns[1] - columns[0]]
         rows = np.empty((stop - start, *row_shape), self.dtype(name))
         step = max(1, _PIECE_VALUES // max(1, prod(row_shape)))
         for first in range(start, stop, step):
             last = min(first + step, stop)
-            rows[first - start : last - start] = self._piece(tensor, first, last)
+            rows[first - start : last - start] = self._piece(tensor, first, last, columns)
         if tensor.offset:
             rows -= tensor.offset
         return rows
@@ -117,15 +120,22 @@ class GGUFFile:
         """Gives the metadata under `tokenizer.` and the architecture, keys in full, arrays as lists."""
         return self._tokenizer
 
-    def _piece(self, tensor: _Tensor, first: int, last: int) -> np.ndarray:
+    def _piece(self, tensor: _Tensor, first: int, last: int, columns: tuple[int, int] | None) -> np.ndarray:
         stored, head_dim = tensor.stored, tensor.head_dim or 1
+        block, size = GGML_QUANT_SIZES[stored.kind]
         begin, end = first // head_dim * head_dim, -(-last // head_dim) * head_dim
-        start = stored.start + begin * stored.row_bytes
-        raw = map_bytes(self.path, start, stored.start + end * stored.row_bytes)
-        raw = raw.reshape(end - begin, stored.row_bytes)
+        start, skipped = stored.start + begin * stored.row_bytes, 0
+        if columns is None:
+            raw = map_bytes(self.path, start, stored.start + end * stored.row_bytes)
+            raw = raw.reshape(end - begin, stored.row_bytes)
+        else:  # whole blocks are decoded
+            inner = columns[0] // block * size, -(-columns[1] // block) * size
+            raw, skipped = map_columns(self.path, start, end - begin, stored.row_bytes, *inner), columns[0] % block
         if tensor.head_dim:
             raw = raw[_interleaved_rows(first, last, head_dim) - begin]
-        return _decode(raw, stored).reshape(last - first, *stored.shape[1:])
+        if columns is None:
+            return _decode(raw, stored).reshape(last - first, *stored.shape[1:])
+        return _decode(np.ascontiguousarray(raw), stored)[:, skipped : skipped + columns[1] - columns[0]]
 
 
 def _interleaved_rows(first: int, last: int, head_dim: int) -> np.ndarray:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config.errors import InputError
-from jaxllm.models.checkpoint.file_bytes import map_bytes, open_error
+from jaxllm.models.checkpoint.file_bytes import map_bytes, map_columns, open_error
 from jaxllm.models.checkpoint.safetensors_header import DTYPES, StoredTensor, read_header
-from jaxllm.models.checkpoint.source import check_rows, lookup
+from jaxllm.models.checkpoint.source import check_columns, check_rows, lookup
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -53,12 +53,18 @@ class SafetensorsFolder:
             raise InputError(f"{tensor.path}: {name} has type {tensor.type_name}, readable are {', '.join(DTYPES)}")
         return DTYPES[tensor.type_name]
 
-    def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Shows rows start:stop of the file, read-only and without a copy."""
+    def read(self, name: str, start: int, stop: int, columns: tuple[int, int] | None = None) -> np.ndarray:
+        """Shows rows start:stop of the file, or columns of them, read-only and without a copy."""
         dtype, tensor = self.dtype(name), lookup(self._tensors, name, self.path)
         num_rows, *row_shape = tensor.shape or (1,)
         check_rows(name, num_rows, start, stop)
         row_bytes = (tensor.stop - tensor.start) // max(num_rows, 1)
+        if columns is not None and start < stop:
+            check_columns(name, tensor.shape, columns)
+            first, last = (column * dtype.itemsize for column in columns)
+            table = map_columns(tensor.path, tensor.start + start * row_bytes, stop - start, row_bytes, first, last)
+            # A copy where values are not aligned: headers of old writers have any length.
+            return table.view(dtype) if tensor.start % dtype.itemsize == 0 else table.copy().view(dtype)
         raw = map_bytes(tensor.path, tensor.start + start * row_bytes, tensor.start + stop * row_bytes)
         rows = raw.view(dtype).reshape(stop - start, *row_shape)
         return rows if rows.flags.aligned else rows.copy()  # headers of old writers have any length

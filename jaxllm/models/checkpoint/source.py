@@ -28,8 +28,11 @@ class Checkpoint(Protocol):
         """Gives the dtype of what `read` returns."""
         ...
 
-    def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Reads rows start:stop of axis 0, and no others. The array may be read-only. A scalar has one row."""
+    def read(self, name: str, start: int, stop: int, columns: tuple[int, int] | None = None) -> np.ndarray:
+        """Reads rows start:stop of axis 0, and no others; of a matrix, where columns are given, only these of them.
+
+        The array may be read-only. A scalar has one row.
+        """
         ...
 
     def tokenizer_fields(self) -> Mapping[str, object] | None:
@@ -50,3 +53,9 @@ def check_rows(name: str, num_rows: int, start: int, stop: int) -> None:
     """Refuses rows that the tensor doesn't have: a caller's bug, not a user's mistake."""
     if not 0 <= start <= stop <= num_rows:
         raise IndexError(f"rows {start}:{stop} of {name}, which has {num_rows}")
+
+
+def check_columns(name: str, shape: tuple[int, ...], columns: tuple[int, int]) -> None:
+    """Refuses columns that the tensor doesn't have, likewise."""
+    if len(shape) != 2 or not 0 <= columns[0] < columns[1] <= shape[1]:
+        raise IndexError(f"columns {columns[0]}:{columns[1]} of {name}, whose shape is {list(shape)}")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxllm.config.errors import InputError
-from jaxllm.models.checkpoint.file_bytes import file_start, map_bytes
+from jaxllm.models.checkpoint.file_bytes import file_start, map_bytes, map_columns
 
 
 def test_any_range_is_mapped_whatever_the_pages(tmp_path):
@@ -14,6 +14,21 @@ def test_any_range_is_mapped_whatever_the_pages(tmp_path):
     path.write_bytes(data.tobytes())
     for start, stop in ((0, 1), (0, 100_003), (4095, 4097), (65_536, 65_540), (70_001, 100_003), (9, 9)):
         np.testing.assert_array_equal(map_bytes(path, start, stop), data[start:stop])
+
+
+def test_columns_of_a_table_are_those_bytes_of_each_row(tmp_path):
+    path = tmp_path / "data"
+    data = np.random.default_rng(0).integers(0, 256, 100_003, dtype=np.uint8)
+    path.write_bytes(data.tobytes())
+    for start, rows, row_bytes, first, last in (
+        (3, 10, 10_000, 0, 10_000),
+        (65_000, 5, 7_000, 6_000, 7_000),
+        (9, 1, 8, 2, 5),
+    ):
+        table = data[start : start + rows * row_bytes].reshape(rows, row_bytes)
+        found = map_columns(path, start, rows, row_bytes, first, last)
+        np.testing.assert_array_equal(found, table[:, first:last])
+        assert not found.flags.writeable
 
 
 def test_a_mapped_array_cannot_be_written_and_outlives_the_file(tmp_path):

@@ -136,6 +136,9 @@ def test_every_quantised_type_decodes_as_its_layout_says(write_gguf, kind):
     assert expected.std() > 0.5
     np.testing.assert_allclose(file.read(EMBEDDING, 0, VOCAB), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(file.read(EMBEDDING, 5, 23), expected[5:23], rtol=1e-5, atol=1e-5)
+    for columns in ((0, WIDTH), (0, 64), (70, 200), (255, WIDTH)):
+        some = file.read(EMBEDDING, 5, 23, columns)
+        np.testing.assert_allclose(some, expected[5:23, slice(*columns)], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("Q4_0", 7), ("Q4_1", 15), ("Q5_0", 15), ("Q5_1", 31), ("Q8_0", 127)])
@@ -188,6 +191,7 @@ def test_rows_of_llama_queries_and_keys_are_put_back_in_order(write_gguf, kind):
         np.testing.assert_array_equal(file.read(name, 0, len(values)), expected)
         for start, stop in ((0, 1), (17, 100), (63, 65), (64, 128), (len(values) - 1, len(values)), (5, 5)):
             np.testing.assert_array_equal(file.read(name, start, stop), expected[start:stop])
+        np.testing.assert_array_equal(file.read(name, 17, 100, (40, 130)), expected[17:100, 40:130])
 
 
 def test_biases_are_put_back_in_order_too_and_named_in_the_config(write_gguf):
