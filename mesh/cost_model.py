@@ -224,15 +224,17 @@ _PARTS = tuple(field.name for field in fields(StepTime))
 _values = operator.attrgetter(*_PARTS)
 
 
-def step_time(shape: ModelShape, device: DeviceSpec, load: StepLoad, tensor: int = 1, pipe: int = 1) -> StepTime:
-    """Gives what a step takes over tensor x pipe devices.
+def step_time(
+    shape: ModelShape, device: DeviceSpec, load: StepLoad, tensor: int = 1, pipe: int = 1, data: int = 1
+) -> StepTime:
+    """Gives what a step takes over tensor x pipe devices for each of `data` copies, which one host prepares.
 
     With stages, requests and prompts are cut into as many equal parts, which follow each other through the stages: a
     request's next token comes when its part has passed all of them. What the longest stage takes beyond the mean of all
     is bubble, and so is what too few requests to fill the stages leave idle.
     """
     if pipe == 1:
-        return _with_host(device, load, _stage(shape, device, load, tensor, range(shape.num_layers), True, True))
+        return _with_host(device, load, data, _stage(shape, device, load, tensor, range(shape.num_layers), True, True))
     num_parts = max(1, min(pipe, load.num_decoding + int(load.num_prompts > 0)))
     part = StepLoad(
         -(-load.num_decoding // num_parts),
@@ -249,7 +251,7 @@ def step_time(shape: ModelShape, device: DeviceSpec, load: StepLoad, tensor: int
     busy = sum(stages, StepTime())  # one part through all stages: what each device does with `num_parts` of them, too
     longest = max(stage.total for stage in stages)
     idle = longest * pipe - busy.total
-    return _with_host(device, load, busy + StepTime(bubble=idle + handing_on))
+    return _with_host(device, load, data, busy + StepTime(bubble=idle + handing_on))
 
 
 def stage_layers(num_layers: int, pipe: int) -> list[range]:
@@ -320,7 +322,7 @@ def _message(device: DeviceSpec, num_bytes: float) -> float:
     return link.latency_us * 1e-6 + num_bytes / link.bandwidth
 
 
-def _with_host(device: DeviceSpec, load: StepLoad, spent: StepTime) -> StepTime:
+def _with_host(device: DeviceSpec, load: StepLoad, data: int, spent: StepTime) -> StepTime:
     """The host prepares the next step while the device runs: only what it takes longer shows."""
-    host = (device.host_us + device.host_request_us * load.num_sampled) * 1e-6
+    host = (device.host_us + device.host_request_us * load.num_sampled * data) * 1e-6
     return spent + StepTime(host=max(0.0, host - spent.total))

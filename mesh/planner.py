@@ -245,7 +245,7 @@ def point(
     its share of them. A first token takes half a step of waiting and the steps of its prompt.
     """
     decoding = StepLoad(batch, batch * traffic.mean_context)
-    alone = step_time(shape, device, decoding, mesh.tensor, mesh.pipe)
+    alone = step_time(shape, device, decoding, mesh.tensor, mesh.pipe, mesh.data)
     tokens_between = batch * traffic.input_len / max(traffic.output_len, 1)
     tpot = _with_prompts(shape, device, mesh, traffic, decoding, tokens_between, limits.token_budget)
     room = max(limits.token_budget - batch, 1)
@@ -277,7 +277,8 @@ def _with_prompts(
 ) -> float:
     """The mean of steps that compute `num_tokens` of prompts each, or a step that does (`whole`).
 
-    Prompts come whole where they fit: a step in which one is computed is followed by steps without any.
+    Prompts come whole where they fit: a step in which one is computed is followed by steps without any. All copies run
+    one program, so that a prompt of one makes the step longer for all.
     """
     size = num_tokens if whole else max(num_tokens, min(traffic.input_len, budget))
     load = replace(
@@ -286,11 +287,12 @@ def _with_prompts(
         prompt_pairs=size * traffic.input_len / 2,
         num_prompts=size / max(traffic.input_len, 1),
     )
-    mixed = step_time(shape, device, load, mesh.tensor, mesh.pipe).total
+    mixed = step_time(shape, device, load, mesh.tensor, mesh.pipe, mesh.data).total
     if whole:
         return mixed
-    share = num_tokens / size
-    return share * mixed + (1 - share) * step_time(shape, device, decoding, mesh.tensor, mesh.pipe).total
+    share = 1 - (1 - num_tokens / size) ** mesh.data
+    without = step_time(shape, device, decoding, mesh.tensor, mesh.pipe, mesh.data).total
+    return share * mixed + (1 - share) * without
 
 
 def _impossible(shape: ModelShape, mesh: MeshShape) -> str:
@@ -370,9 +372,9 @@ def _warnings(
 ) -> Iterator[str]:
     shard = shape.shards[mesh.tensor]
     if mesh.tensor > device.node_size:
-        link = device.between_nodes
+        link, num_sums = device.between_nodes, shape.sums_per_layer * shape.num_layers
         yield (
-            f"tensor={mesh.tensor} crosses nodes of {device.node_size}: {shape.sums_per_layer * shape.num_layers} all-reduces a step at "
+            f"tensor={mesh.tensor} crosses nodes of {device.node_size}: {num_sums} all-reduces a step at "
             f"{link.latency_us:.0f} us and {link.bandwidth / 1e9:.0f} GB/s; keep tensor within a node, put "
             "data or pipe between nodes"
         )

@@ -60,8 +60,9 @@ class Case(NamedTuple):
         at_once = f"apart by {self.gap:g} times what one takes alone" if self.gap else "sent at once"
         behind = f", each behind the tokenizing of {self.text:,} characters" if self.text else ""
         return (
-            f"CPU run of tests/golden/{self.model}, {self.num_requests} requests of {self.prompt} and {self.output} tokens "
-            f"{at_once}{behind}; --max-num-seqs {self.rows} --num-gpu-blocks-override {self.blocks} --block-size 8"
+            f"CPU run of tests/golden/{self.model}, {self.num_requests} requests of {self.prompt} and {self.output} "
+            f"tokens {at_once}{behind}; --max-num-seqs {self.rows} --num-gpu-blocks-override {self.blocks} "
+            "--block-size 8"
         )
 
 
@@ -110,11 +111,16 @@ def _recorded(case: Case, tokenizer: Tokenizer) -> dict[str, Any]:
     built.wait_until_compiled()
     try:
         vocab = built.engine.limits.vocab_size
-        for repeat in (1, 0):  # the first compiles what the second meets
-            requests = folded(random_requests(case.num_requests, case.prompt, case.output, 0, repeat), vocab)
-            single = case._replace(name="alone", text=0)
-            alone = _run(built.engine, single, requests[:1], tokenizer, 0.0).seconds
-            run = _run(built.engine, case, requests, tokenizer, case.gap * alone)
+        drawn = [
+            folded(random_requests(case.num_requests, case.prompt, case.output, 0, repeat), vocab) for repeat in (0, 1)
+        ]
+        at_once = case._replace(name="warm-up", text=0)
+        _run(built.engine, at_once, drawn[1], tokenizer, 0.0)  # compiles what the other meets
+        _run(built.engine, at_once, drawn[1][:1], tokenizer, 0.0)
+        alone = _run(built.engine, at_once._replace(name="alone"), drawn[1][:1], tokenizer, 0.0).seconds
+        requests, warm_up = drawn
+        _run(built.engine, case._replace(name="warm-up"), warm_up, tokenizer, case.gap * alone)
+        run = _run(built.engine, case, requests, tokenizer, case.gap * alone)
         m = measured("jaxllm", case.name, "", requests, run, 0.0)
     finally:
         built.close()
@@ -136,7 +142,7 @@ def _run(engine: Engine, case: Case, requests: Sequence[WorkloadRequest], tokeni
         while place is not None and time.perf_counter() >= sent[place]:
             if case.text:
                 tokenizer.encode(text[: case.text])
-            request_id = f"{case.name}-{id(requests)}-{place}"
+            request_id = f"{case.name}-{start}-{place}"
             places[request_id] = place
             params = SamplingParams(temperature=0.0, max_tokens=case.output, ignore_eos=True)
             engine.add(request_id, requests[place].prompt, params)

@@ -4,7 +4,7 @@ Looked at in this order; the first that holds is named:
 
 1. The engine idles: steps run for less than 80% of the time. Work that waits outside of it then makes the *input* the
    limit (tokenizer, HTTP front), and so do arrivals, if steps run for 30% of the time or more. Below, it is unloaded.
-2. *memory*: the KV pool was full, and requests wait or were preempted.
+2. *memory*: the KV pool was full, or had no room for one more request, and requests wait or were preempted.
 3. Nothing waits, and few rows are in use: none. It keeps up.
 4. *scheduling*: the host is blocked on the device for less than a tenth of a step; or all of few rows are in use, and
    requests wait beside free KV.
@@ -41,7 +41,7 @@ def diagnose(e: Evidence) -> Diagnosis:
     """Names what limits an engine."""
     if e.busy is not None and e.busy < _BUSY:
         return _idle(e, e.busy)
-    if e.kv_peak is not None and e.kv_peak >= _POOL_FULL and (e.num_preemptions or e.waiting >= 1):
+    if _pool_is_full(e) and (e.num_preemptions or e.waiting >= 1):
         return _memory(e)
     if e.waiting < 1 and not (e.is_full and e.running >= _few(e)):
         return Diagnosis(kind="none", cause="nothing waits: the engine keeps up", evidence=(*_load(e), *_pool(e)))
@@ -83,7 +83,9 @@ def _memory(e: Evidence) -> Diagnosis:
         )
     return Diagnosis(
         kind="memory",
-        cause="the KV pool is full",
+        cause="the KV pool is full"
+        if (e.kv_peak or 0) >= _POOL_FULL
+        else "the KV pool has no room for one more request",
         evidence=tuple(seen),
         change=(
             "--kv-cache-dtype fp8 or a higher --gpu-memory-utilization (more KV), a larger --tensor-parallel-size; "
@@ -198,6 +200,14 @@ def _load(e: Evidence) -> tuple[str, ...]:
 
 def _pool(e: Evidence) -> tuple[str, ...]:
     return () if e.kv_peak is None else (f"KV pool at most {e.kv_peak:.0%} full",)
+
+
+def _pool_is_full(e: Evidence) -> bool:
+    """Where rows are free, a pool is full as soon as one more request of the usual size would not fit."""
+    if e.kv_peak is None:
+        return False
+    one_more = e.kv_peak * (1 + 1 / max(e.running, 1.0))
+    return e.kv_peak >= _POOL_FULL or (e.rows is not None and not e.is_full and one_more > 1)
 
 
 def _pool_allows(e: Evidence, factor: float) -> bool:

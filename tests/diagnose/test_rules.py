@@ -80,3 +80,4 @@ def test_rows_are_not_raised_beyond_what_the_pool_holds():
     assert diagnose(full).change == "--max-num-seqs 64"
     assert diagnose(dataclasses.replace(full, kv_peak=0.4)).change == "--max-num-seqs 32"
     assert diagnose(dataclasses.replace(full, kv_peak=0.95)).kind == "memory"
+    assert diagnose(dataclasses.replace(full, kv_peak=0.7, running=2.0)).kind == "memory"  # 16 rows, and no third fits
