@@ -189,11 +189,20 @@ COMMANDS = {
     "bench suite": _found_in(
         "jaxllm.bench.suite", "measure every workload beside what the device allows", "[flags]", ("bench suite",)
     ),
+    "bench mesh": _found_in(
+        "jaxllm.bench.mesh", "measure the same requests on several shapes of the mesh", "[flags]", ("bench mesh",)
+    ),
     "compile": _found_in(
         "jaxllm.terminal.compile",
         "compile a model's programs into a folder, so that starts need not",
         "[MODEL] --output DIR [flags]",
         (POSITIONAL, "compile"),
+    ),
+    "convert": _found_in(
+        "jaxllm.terminal.convert",
+        "write a model as the engine keeps it, to open faster and without the original",
+        "[MODEL] --output DIR [flags]",
+        (POSITIONAL, "convert"),
     ),
     "plan": _found_in(
         "jaxllm.planning.command",

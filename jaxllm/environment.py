@@ -24,6 +24,14 @@ def prepare_environment(environment: MutableMapping[str, str], *, has_store: boo
         environment.setdefault(name, value)
 
 
+def offer_virtual_devices(environment: MutableMapping[str, str], count: int) -> None:
+    """Has jax make so many devices of a CPU, unless the user's XLA_FLAGS say how many. GPUs stay what they are."""
+    flags, name = environment.get("XLA_FLAGS", ""), "xla_force_host_platform_device_count"
+    if name not in flags and count > 1:
+        environment["XLA_FLAGS"] = f"{flags} --{name}={count}".strip()
+        environment.setdefault("NPROC", "32")  # fewer threads than devices need would end the process
+
+
 def keep_command_buffers(environment: MutableMapping[str, str]) -> None:
     """Has XLA keep its command buffers (CUDA graphs) under the profiler, unless the user's XLA_FLAGS name them."""
     flags, name = environment.get("XLA_FLAGS", ""), "xla_enable_command_buffers_during_profiling"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxllm.bench.args import LatencyArgs, SuiteArgs, ThroughputArgs
+from jaxllm.bench.args import LatencyArgs, MeshArgs, SuiteArgs, ThroughputArgs
 from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
@@ -19,6 +19,7 @@ from jaxllm.diagnose.command import DiagnoseArgs
 from jaxllm.planning.command import PlanArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
 from jaxllm.terminal.compile import CompileArgs
+from jaxllm.terminal.convert import ConvertArgs
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -87,9 +88,11 @@ def pages() -> dict[Path, dict[str, str]]:
         "bench throughput flags": flag_table(ThroughputArgs),
         "bench latency flags": flag_table(LatencyArgs),
         "bench suite flags": flag_table(SuiteArgs),
+        "bench mesh flags": flag_table(MeshArgs),
         "chat flags": flag_table(ChatArgs),
         "complete flags": flag_table(CompleteArgs),
         "compile flags": flag_table(CompileArgs),
+        "convert flags": flag_table(ConvertArgs),
         "plan flags": flag_table(PlanArgs),
         "diagnose flags": flag_table(DiagnoseArgs),
         "refused engine flags": refused_table(NOT_BUILT),

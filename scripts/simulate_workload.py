@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from jaxllm.bench.workloads import workload
 from jaxllm.engine.buckets import StepShape, make_buckets
-from jaxllm.scheduler.batch import ScheduledBatch
+from jaxllm.scheduler.batch import RankBatch, ScheduledBatch
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
 from jaxllm.scheduler.pace import Pace
@@ -109,7 +109,7 @@ def simulate(name: str, args: argparse.Namespace) -> Outcome:
     return Outcome(now, num_steps, num_requests, num_tokens, num_padded, first, sorted(gaps))
 
 
-def step_ms(shape: StepShape, batch: ScheduledBatch) -> float:
+def step_ms(shape: StepShape, batch: ScheduledBatch | RankBatch) -> float:
     """Gives what a step takes by the formula."""
     spent = _interpolate(shape.num_tokens) + KV_MS * sum(item.start + item.count for item in batch.items)
     if shape.program == "decode":

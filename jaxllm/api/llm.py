@@ -310,7 +310,7 @@ class LLM:
     @property
     def model_config(self) -> ModelConfig:
         """What the model looks like: the configuration that a Decoder of it is made from."""
-        return self._built.model
+        return self._built.model.unsplit()
 
     @property
     def vocab_size(self) -> int:

@@ -3,7 +3,7 @@
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxllm.api.outputs import OutputDelta
@@ -13,7 +13,7 @@ from jaxllm.engine.messages import EngineStats
 FINISH_REASONS = ("stop", "length", "abort", "error")
 PREFIX = "vllm:"
 
-# What each means, in the order in which they are told.
+# What each means, in the order in which they are told. Names without a prefix are vLLM's.
 DESCRIPTIONS: dict[str, str] = {
     "num_requests_running": "Requests in the batch.",
     "num_requests_waiting": "Requests in the queue.",
@@ -25,6 +25,8 @@ DESCRIPTIONS: dict[str, str] = {
     "prompt_tokens_cached": "Prompt tokens found in the prefix cache.",
     "prompt_tokens_by_source": "Prompt tokens by origin.",
     "generation_tokens": "Tokens given to requests.",
+    "jaxllm:step_tokens": "Tokens of requests that steps computed.",
+    "jaxllm:padding_tokens": "Tokens that steps computed in vain.",
     "request_success": "Samples of requests by how they ended.",
     "time_to_first_token_seconds": "Arrival to first token in seconds.",
     "inter_token_latency_seconds": "Token to token in seconds.",
@@ -54,7 +56,7 @@ _SAMPLES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A reading of one metric; vLLM's name, with its prefix and without the `_total` of Prometheus' text."""
+    """A reading of one metric; its name has a prefix, and not the `_total` of Prometheus' text."""
 
     name: str
     labels: dict[str, str]
@@ -135,14 +137,27 @@ class RequestBooks:
         return RequestMeter(self, num_prompt_tokens, params or SamplingParams())
 
     def read(self, model_name: str, stats: EngineStats) -> list[Metric]:
-        """Gives every metric as it stands, the engine's own from its statistics."""
+        """Gives every metric as it stands, the engine's own from its statistics.
+
+        Those of the engine come for each data rank, by the label `engine`. All else, the line included, is told with
+        the first: sums over the label are right.
+        """
         labels = {"model_name": model_name, "engine": "0"}
 
         def counter(name: str, value: int, **more: str) -> Counter:
             return Counter(name=PREFIX + name, labels={**labels, **more}, value=value)
 
-        def gauge(name: str, value: float) -> Gauge:
-            return Gauge(name=PREFIX + name, labels=labels, value=value)
+        def gauges(name: str, values: Iterable[float]) -> list[Metric]:
+            return [
+                Gauge(name=PREFIX + name, labels={**labels, "engine": str(rank)}, value=value)
+                for rank, value in enumerate(values)
+            ]
+
+        def counters(name: str, values: Iterable[int]) -> list[Metric]:
+            return [
+                Counter(name=name, labels={**labels, "engine": str(rank)}, value=value)
+                for rank, value in enumerate(values)
+            ]
 
         def histogram(name: str, tally: _Tally) -> Histogram:
             return tally.read(PREFIX + name, labels)
@@ -150,12 +165,14 @@ class RequestBooks:
         with self.lock:
             computed = self.num_prompt_tokens - self.num_cached_tokens
             return [
-                gauge("num_requests_running", stats.running),
-                gauge("num_requests_waiting", stats.waiting),
-                gauge("kv_cache_usage_perc", stats.kv_usage),
-                counter("num_preemptions", stats.num_preemptions),
-                counter("prefix_cache_queries", stats.prefix_cache_queries),
-                counter("prefix_cache_hits", stats.prefix_cache_hits),
+                *gauges("num_requests_running", (rank.running for rank in stats.ranks)),
+                *gauges("num_requests_waiting", (stats.waiting, *[0] * (len(stats.ranks) - 1))),
+                *gauges("kv_cache_usage_perc", (rank.kv_usage for rank in stats.ranks)),
+                *counters(PREFIX + "num_preemptions", (rank.num_preemptions for rank in stats.ranks)),
+                *counters(PREFIX + "prefix_cache_queries", (rank.prefix_cache_queries for rank in stats.ranks)),
+                *counters(PREFIX + "prefix_cache_hits", (rank.prefix_cache_hits for rank in stats.ranks)),
+                *counters("jaxllm:step_tokens", (rank.num_step_tokens for rank in stats.ranks)),
+                *counters("jaxllm:padding_tokens", (rank.num_padded_tokens for rank in stats.ranks)),
                 counter("prompt_tokens", self.num_prompt_tokens),
                 counter("prompt_tokens_cached", self.num_cached_tokens),
                 counter("prompt_tokens_by_source", computed, source="local_compute"),

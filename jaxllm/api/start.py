@@ -111,15 +111,9 @@ def _engine_mesh(args: EngineArgs, held: Held) -> Mesh | None:
         if getattr(args, name) != 1:
             raise InputError(f"{name}={getattr(args, name)}: the sizes are those of mesh=; leave it out")
     try:
-        mesh = engine_mesh(held.mesh, callers_axes(held.mesh, held.axis_rules))
+        return engine_mesh(held.mesh, callers_axes(held.mesh, held.axis_rules))
     except ValueError as error:
         raise InputError(str(error)) from None
-    if mesh.shape["data"] > 1:
-        raise InputError(
-            f"a data axis of {mesh.shape['data']} is not supported yet: let batch and kv_blocks of axis_rules be None, "
-            "and each of its ranks does the same"
-        )
-    return mesh
 
 
 def _make_tokenizer(args: EngineArgs, source: ModelSource, own: Tokenizer | None) -> Tokenizer | None:

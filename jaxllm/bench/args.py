@@ -113,6 +113,34 @@ class SuiteArgs:
             raise InputError(f"seconds={self.seconds:g} leaves no time: it must be above 0")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshArgs:
+    """Flags of `bench mesh`.
+
+    Raises:
+        InputError: a value out of range, or a shape that is none.
+    """
+
+    shapes: str = flag("1x1,1x2,2x1,2x2", "shapes to run, as data x tensor: 1x8,2x4,4x2,8x1")
+    num_prompts: int = flag(32, "requests, sent at once")
+    input_len: int = flag(64, "tokens in each prompt")
+    output_len: int = flag(32, "tokens to generate for each prompt")
+    output_json: str | None = flag(None, "file to write everything measured to")
+
+    def __post_init__(self) -> None:
+        _check_positive(num_prompts=self.num_prompts, input_len=self.input_len, output_len=self.output_len)
+        self.sizes()
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Gives the shapes as (data, tensor)."""
+        shapes = [shape.strip() for shape in self.shapes.split(",")]
+        for shape in shapes:
+            data, x, tensor = shape.partition("x")
+            if not (x and data.isdecimal() and tensor.isdecimal() and int(data) and int(tensor)):
+                raise InputError(f"shapes={self.shapes!r}: {shape!r} is none; write data x tensor, as in 1x8,2x4,8x1")
+        return [(int(data), int(tensor)) for data, tensor in (shape.split("x") for shape in shapes)]
+
+
 def add_bench_flags(parser: OptionParser, args: type, title: str) -> None:
     """Adds a command's own flags and all of the engine's."""
     add_options(parser, args, title)

@@ -20,6 +20,8 @@ _MESH_GROUPS = re.compile(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
 
+_Sort = tuple[str, tuple[str, ...], int]  # kind, axes, bytes
+
 
 class Collective(NamedTuple):
     """So many collectives of one kind and size, each over all devices along these axes of the mesh.
@@ -43,23 +45,23 @@ def collectives(hlo: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
         ValueError: the text has no entry computation, or a loop of unknown length communicates.
     """
     computations, entry = _computations(hlo)
-    counted: dict[str, Counter] = {}
+    counted: dict[str, Counter[_Sort]] = {}
 
-    def count(name: str) -> Counter:
+    def within(name: str) -> Counter[_Sort]:
         if name not in counted:
-            total = counted[name] = Counter()
+            total: Counter[_Sort] = Counter()
+            counted[name] = total
             for line in computations.get(name, ()):
                 total.update(_of_line(line, mesh_shape))
                 for called, times in _calls(line):
-                    inner = [count(branch) for branch in called]
+                    inner = [within(branch) for branch in called]
                     most = max(inner, key=Counter.total)
                     if times is None and most:
                         raise ValueError(f"a loop of unknown length communicates: {line.strip():.200}")
                     total.update({each: number * (times or 0) for each, number in most.items()})
         return counted[name]
 
-    found = [Collective(kind, axes, size, number) for (kind, axes, size), number in count(entry).items()]
-    return sorted(found)
+    return sorted(Collective(*each, number) for each, number in within(entry).items())
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
@@ -88,7 +90,7 @@ def _calls(line: str) -> Iterator[tuple[list[str], int | None]]:
         yield [called[1]], 1
 
 
-def _of_line(line: str, mesh_shape: Mapping[str, int]) -> Iterator[tuple[str, tuple[str, ...], int]]:
+def _of_line(line: str, mesh_shape: Mapping[str, int]) -> Iterator[_Sort]:
     found = _COLLECTIVE.search(line)
     if not found:
         return
@@ -97,11 +99,11 @@ def _of_line(line: str, mesh_shape: Mapping[str, int]) -> Iterator[tuple[str, tu
     num_devices = math.prod(mesh_shape[axis] for axis in axes)
     if num_devices == 1:
         return
-    sizes = [_num_bytes(*array) for array in _ARRAY.findall(shapes)]
-    if is_start and kind != "all-reduce":  # (what goes in, what comes out), and flags
-        sizes = [size for size, (_, dims) in zip(sizes, _ARRAY.findall(shapes), strict=True) if dims] or sizes
-        sizes = sizes[len(sizes) // 2 :]
-    yield kind, axes, sum(sizes) * (num_devices if kind == "reduce-scatter" else 1)
+    arrays = _ARRAY.findall(shapes)
+    if is_start and (kind != "all-reduce" or shapes.startswith("((")):  # what goes in, what comes out, and flags
+        arrays = [(dtype, dims) for dtype, dims in arrays if dims or dtype != "u32"]
+        arrays = arrays[len(arrays) // 2 :]
+    yield kind, axes, sum(_num_bytes(*array) for array in arrays) * (num_devices if kind == "reduce-scatter" else 1)
 
 
 def _num_bytes(dtype: str, dims: str) -> int:

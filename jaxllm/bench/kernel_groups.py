@@ -25,7 +25,7 @@ GROUPS = (
     Group("attention, prefill", r"prefill_tiles|fmha|flash", r"(mosaic|triton)_prefill\.py"),
     Group("attention, decode", r"decode_(e4m3_)?chunks|combine_chunks", r"paged_attention/"),
     Group("rope + KV write", r"turn_rows|write_rows", r"rope_kv_write/|kv_write/|/rope/|:rope_tables|/rope\.py"),
-    Group("sampling", r"draw_tokens|scan_logits|score_tokens", r"kernels/sampling/|engine/sampler\.py"),
+    Group("sampling", r"draw_tokens|scan_logits|score_tokens", r"kernels/sampling/|engine/(sampler|vocab_ranks)\.py"),
     Group(
         "GEMM",
         r"gemm|nvjet|cutlass|xmma|cublas|splitk|multiply_(few_rows|layer)|wgmma|mosaic|^dot(_|\.|$)",

@@ -112,6 +112,14 @@ class OwnEngine:
         """Gives for each compiled step, by its name in a trace, what reads its optimised program."""
         return self._built.runner.program_texts()
 
+    def largest_decode_step(self) -> tuple[str, str]:
+        """Names the largest decode step compiled so far, and gives its optimised program."""
+        shapes = [shape for shape in self._built.compiler.step_shapes() if shape.program == "decode"]
+        largest = max(shapes, key=lambda shape: (shape.num_tokens, shape.variant == "greedy"))
+        text = self.program_texts()[f"jit_{largest.label}"]()
+        assert text is not None
+        return f"B={largest.num_requests}", text
+
     def trace(self, requests: Sequence[WorkloadRequest], windows: Mapping[int, Path], num_steps: int) -> None:
         """Runs requests for traces of `num_steps` steps from the windows' first steps on, and no further.
 

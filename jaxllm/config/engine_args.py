@@ -26,7 +26,7 @@ KV_CACHE_DTYPES = {  # bytes hold e4m3 numbers: see kernels/e4m3/reference.py
     "fp8_e4m3": "uint8",
 }
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "orbax", "dummy")
 
 # vLLM's flags whose feature is not built yet, with the value that asks for nothing. Any other value is refused.
 NOT_BUILT: dict[str, object] = {
@@ -80,7 +80,9 @@ class EngineArgs:
         "auto", "sampling defaults: auto (the model's generation_config.json), vllm (none), or a folder or file"
     )
     override_generation_config: Mapping[str, Any] | None = flag(None, "JSON object merged into the generation config")
-    load_format: str = flag("auto", "auto, safetensors, gguf, or dummy (random weights in the real shapes)")
+    load_format: str = flag(
+        "auto", "auto, safetensors, gguf, orbax (jaxllm convert), or dummy (random weights, real shapes)"
+    )
     use_tqdm_on_load: bool = flag(True, "progress bar while loading")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16; auto is float32 on a CPU")
     seed: int = flag(0, "seeds the draw of seeds for requests that bring none")

@@ -14,6 +14,7 @@ from jaxllm.config.errors import InputError
 from jaxllm.diagnose.evidence import Evidence
 
 _ROWS = re.compile(r"--max[-_]num[-_]seqs[ =](\d+)")
+_COPIES = re.compile(r"(?:--data[-_]parallel[-_]size|-dp)[ =](\d+)")
 _DEVICE = re.compile(r"\d+ x (?:NVIDIA )?(\S+)")
 _USUAL_ROWS, _USUAL_ROWS_CPU = 256, 32
 
@@ -47,7 +48,9 @@ def evidence_of(facts: Mapping[str, Any], row: Mapping[str, Any], result: Mappin
     """
     device = str(facts.get("device", ""))
     is_cpu = "(cpu)" in device
-    given = _ROWS.search(str(facts.get("command", "")))
+    command = str(facts.get("command", ""))
+    given, copied = _ROWS.search(command), _COPIES.search(command)
+    copies = int(copied[1]) if copied else 1
     rows = row.get("max_num_seqs") or (int(given[1]) if given else _USUAL_ROWS_CPU if is_cpu else _USUAL_ROWS)
     named = _DEVICE.match(device)
     try:
@@ -61,8 +64,9 @@ def evidence_of(facts: Mapping[str, Any], row: Mapping[str, Any], result: Mappin
             num_requests=num_requests,
             num_prompt_tokens=int(result["num_prompt_tokens"]),
             num_output_tokens=int(result["num_output_tokens"]),
-            running=float(steps["mean_batch"]),
-            waiting=max(0.0, unfinished - steps["mean_batch"] * busy),
+            running=steps["mean_batch"] / copies,
+            waiting=max(0.0, unfinished - steps["mean_batch"] * busy) / copies,
+            copies=copies,
             rows=int(rows),
             busy=busy,
             kv_peak=float(steps["kv_usage_peak"]),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Means over `seconds`; None where it was not seen.
+    """Means over `seconds`; None where it was not seen. `running`, `waiting` and `rows` are of one of `copies`.
 
     `waiting` are requests that have been sent and are in no step; `busy` is the share of the time in which steps ran;
     `host_ms` is the host's own work of a step, `wait_ms` what it was blocked on the device meanwhile.
@@ -18,6 +18,7 @@ class Evidence:
     num_output_tokens: int
     running: float
     waiting: float
+    copies: int = 1  # data ranks
     rows: int | None = None  # max_num_seqs
     busy: float | None = None
     kv_peak: float | None = None

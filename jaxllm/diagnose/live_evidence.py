@@ -16,12 +16,13 @@ from jaxllm.diagnose.evidence import Evidence
 
 _INTERVAL = 0.25  # seconds between two readings
 _FULL = 0.9  # of the KV pool
+_RANKS = "_ranks"
 
 Reading = Mapping[str, float]  # by name, summed over labels
 
 
 class Gauges(NamedTuple):
-    """One look."""
+    """One look: means of the data ranks."""
 
     running: float
     waiting: float
@@ -70,7 +71,7 @@ def evidence_between(first: Reading, last: Reading, looks: list[Gauges], seconds
     if waiting >= 1:  # it waits in the engine, which steps as long as something does
         busy = 1.0
     elif between is not None and running:  # a step gives each running request a token, one gap after the last
-        busy = min(1.0, tokens / running * between / 1e3 / seconds)
+        busy = min(1.0, tokens / running / last.get(_RANKS, 1) * between / 1e3 / seconds)
     elif not running:
         busy = 0.0
     kv_peak = max(look.kv for look in looks)
@@ -84,6 +85,7 @@ def evidence_between(first: Reading, last: Reading, looks: list[Gauges], seconds
         num_output_tokens=round(tokens),
         running=running,
         waiting=waiting,
+        copies=round(last.get(_RANKS, 1)),
         rows=rows,
         busy=busy,
         kv_peak=kv_peak,
@@ -94,7 +96,7 @@ def evidence_between(first: Reading, last: Reading, looks: list[Gauges], seconds
 
 
 def parse(text: str) -> Reading:
-    """Reads Prometheus' text; series of one name are summed.
+    """Reads Prometheus' text. Series of one name are summed; `_ranks` counts those of the engine's gauges.
 
     Raises:
         ValueError: it is none.
@@ -102,18 +104,19 @@ def parse(text: str) -> Reading:
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, float] = {}
+    ranks = 0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.endswith("_bucket"):
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
+                ranks += sample.name == "vllm:num_requests_running"
+    return found | {_RANKS: max(ranks, 1)}
 
 
 def gauges_of(reading: Reading) -> Gauges:
-    """Takes the gauges out of a reading."""
-    return Gauges(
-        *(reading[f"vllm:{name}"] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"))
-    )
+    """Takes the gauges out of a reading, as the mean of the data ranks."""
+    names, ranks = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"), reading.get(_RANKS, 1.0)
+    return Gauges(*(reading[f"vllm:{name}"] / ranks for name in names))
 
 
 def _read(client: httpx.Client, address: str) -> Reading:

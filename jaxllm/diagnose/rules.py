@@ -180,7 +180,8 @@ def _gain(e: Evidence, rows: int) -> str:
         return bound
     count = max(e.num_requests, 1)
     traffic = Traffic(input_len=e.num_prompt_tokens / count, output_len=e.num_output_tokens / count)
-    now, then = (point(shape, device, MeshShape(1, 1), traffic, Limits(), round(b)) for b in (e.running, rows))
+    mesh = MeshShape(e.copies, 1)
+    now, then = (point(shape, device, mesh, traffic, Limits(), round(b)) for b in (e.running, rows))
     return (
         f"by the cost model of the {device.name} {then.tokens_per_second / now.tokens_per_second - 1:+.0%} tokens/s, "
         f"and {then.tpot / now.tpot - 1:+.0%} time per token"
@@ -189,6 +190,7 @@ def _gain(e: Evidence, rows: int) -> str:
 
 def _load(e: Evidence) -> tuple[str, ...]:
     rows = f" of {e.rows} rows" if e.rows else ""
+    rows += f" of each of {e.copies} data ranks" if e.copies > 1 else ""
     said = [
         f"{e.running:.1f}{rows} running in the mean, {e.waiting:.1f} waiting",
         f"{e.output_rate:,.0f} output tokens/s",

@@ -42,11 +42,13 @@ from jaxllm.kernels.select import select
 from jaxllm.mesh.adopt import Adopted
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
+from jaxllm.models.checkpoint.orbax_folder import OrbaxFolder
 from jaxllm.models.checkpoint.resolve import open_checkpoint
 from jaxllm.models.checkpoint.safetensors_folder import read_json_object
 from jaxllm.models.checkpoint.source import Checkpoint
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.family import Family
+from jaxllm.models.engine_layout import layout_pieces
+from jaxllm.models.family import Family, Piece
 from jaxllm.models.forward import Weights, build_program
 from jaxllm.models.given import GivenModel
 from jaxllm.models.hf_config import token_ids
@@ -62,6 +64,12 @@ from jaxllm.scheduler.policy import policy_named
 from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
 
 logger = logging.getLogger(__name__)
+
+_FORMATS = {
+    "gguf": "a GGUF file",
+    "safetensors": "a folder of safetensors",
+    "orbax": "a folder of the decoder's own arrays (orbax)",
+}
 
 _DEFAULT_LIMITS = {"cpu": (32, 512)}  # max_num_seqs, max_num_batched_tokens
 _GPU_LIMITS = (256, 8192)
@@ -161,10 +169,8 @@ def find_model(args: EngineArgs) -> ModelSource:
     if hf_config is None:
         checkpoint = open_checkpoint(args.model, args.revision, args.download_dir, args.hf_token)
         hf_config, generation_config = checkpoint.config, checkpoint.generation_config
-        if args.load_format == "gguf" and checkpoint.tokenizer_fields() is None:
-            raise InputError(f"load_format=gguf, but {checkpoint.path} is a folder of safetensors")
-        if args.load_format == "safetensors" and checkpoint.tokenizer_fields() is not None:
-            raise InputError(f"load_format=safetensors, but {checkpoint.path} is a GGUF file")
+        if args.load_format not in ("auto", "dummy", checkpoint.format):
+            raise InputError(f"load_format={args.load_format}, but {checkpoint.path} is {_FORMATS[checkpoint.format]}")
     hf_config = merge_overrides(hf_config, args.hf_overrides or {})
     generation_config = choose_generation_config(args, generation_config)
     _, family = find_family(hf_config)
@@ -274,10 +280,7 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         InputError: the model or the flags do not fit the device.
     """
     platform = mesh.devices.flat[0].platform
-    whole = _model_config(args, source, platform)
-    if source.given is not None:
-        _check_split(whole, mesh)
-    model = whole.split(mesh.shape["tensor"])
+    model = _model_config(args, source, platform).split(mesh.shape["tensor"])
     program = _step_program(args, source, model, mesh, platform)
     given = source.given and take_weights(program, source.given.params)
     max_seqs, max_tokens = _DEFAULT_LIMITS.get(platform, _GPU_LIMITS)
@@ -304,17 +307,6 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         max_num_batched_tokens=max_tokens,
         weights=given,
     )
-
-
-def _check_split(model: ModelConfig, mesh: Mesh) -> None:
-    """Refuses a mesh over which the model cannot be dealt out evenly."""
-    tensor, heads, ffn = mesh.shape["tensor"], model.num_kv_heads, model.d_ff
-    if heads % tensor or ffn % tensor or model.vocab_size % tensor:
-        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == ffn % size == 0)
-        raise InputError(
-            f"a tensor axis of {tensor} does not divide {heads} KV heads and a feed-forward of {ffn}: "
-            f"one of {fitting} would"
-        )
 
 
 def _largest_input(prepared: Prepared) -> int:
@@ -428,8 +420,17 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
 
     if args.load_format == "dummy" or source.checkpoint is None or source.family is None:
         return dummy_weights(program.decoder, dtype, sharding, args.seed)
-    pieces = source.family.pieces(program.decoder.cfg.unsplit())
-    return load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
+    pieces = checkpoint_pieces(source, program.decoder.cfg.unsplit())
+    weights = load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
+    if isinstance(source.checkpoint, OrbaxFolder):
+        source.checkpoint.release()
+    return weights
+
+
+def checkpoint_pieces(source: ModelSource, cfg: ModelConfig) -> Mapping[str, tuple[Piece, ...]]:
+    """Says which tensors of the checkpoint make up each parameter of an unsplit decoder."""
+    is_own = source.checkpoint is not None and source.checkpoint.format == "orbax"
+    return layout_pieces(cfg) if is_own else source.family.pieces(cfg)
 
 
 def _store(
@@ -443,7 +444,9 @@ def _store(
 
 def _compare(memory: MemoryPlan, compiler: StepCompiler) -> MemoryPlan:
     """Puts what the first programs say they need in the place of the bound, and warns where the bound was none."""
-    logits = compiler.num_rows * compiler.program.decoder.cfg.vocab_size * 4  # they stay while the sampler runs
+    program = compiler.program
+    width = program.logits_width // program.mesh.shape["tensor"]
+    logits = compiler.num_rows * width * 4  # they stay while the sampler runs
     needed = logits + compiler.largest_temporary if compiler.largest_temporary else memory.temporaries
     if memory.device and needed > memory.temporaries:
         logger.warning(

@@ -78,7 +78,8 @@ def temporaries_bound(cfg: ModelConfig, num_tokens: int, num_requests: int, num_
     itemsize = jnp.dtype(cfg.dtype).itemsize
     qkv = (cfg.num_q_heads + 2 * cfg.num_kv_heads) * cfg.head_dim
     layer = (3 * cfg.d_ff + qkv + cfg.num_q_heads * cfg.head_dim) // num_shares + 2 * cfg.d_model
-    return num_tokens * layer * itemsize + 3 * num_requests * cfg.vocab_size * 4 + _SMALL_TEMPORARIES
+    logits = 3 * num_requests * cfg.vocab_size * 4 // num_shares  # as they are, exchanged, and in order
+    return num_tokens * layer * itemsize + logits + _SMALL_TEMPORARIES
 
 
 def plan_memory(

@@ -90,9 +90,13 @@ class StepCompiler:
             ),
         )
 
+    def step_shapes(self) -> list[StepShape]:
+        """Lists the shapes whose forward pass is compiled."""
+        return [key for key in self._compiled if isinstance(key, StepShape)]
+
     def texts(self) -> dict[str, Callable[[], str | None]]:
         """Gives for each compiled step, by its name in a trace, what reads its optimised program."""
-        shapes = {f"jit_{key.label}": key for key in self._compiled if isinstance(key, StepShape)}
+        shapes = {f"jit_{shape.label}": shape for shape in self.step_shapes()}
         return {name: self._compiled[shape].as_text for name, shape in shapes.items()}
 
     def stand_in(self, shape: StepShape) -> StepShape:

@@ -3,6 +3,7 @@
 Knows how layers may be kept; no devices, no checkpoint.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -77,6 +78,9 @@ def collect(tree: Any) -> Params:
 def arrange(params: Params, program: DecoderProgram, dtype: jnp.dtype | None = None) -> Arranged:
     """Gives the arrays that a program takes; `dtype` is the only type that is taken, None takes any of floats.
 
+    Where heads or vocabulary are laid out for tensor ranks, arrays may come laid out already, or as the model has them:
+    these are left so.
+
     Raises:
         InputError: one is missing, is not expected, has another shape or type, or its program gave it away.
     """
@@ -85,11 +89,12 @@ def arrange(params: Params, program: DecoderProgram, dtype: jnp.dtype | None = N
     if unknown:
         raise InputError(f"weights: {unknown[0]} is not expected")
     num_layers, arrays, is_new = program.cfg.num_layers, [], []
+    own_shapes = shapes_of_model(program.cfg)
     for spec in program.params:
         held = params.get(spec.name, {})
         keys = _keys(spec, held, num_layers)
         for key in keys:
-            _check(spec, key, held, num_layers, dtype)
+            _check(spec, key, held, {spec.shape, own_shapes[spec.name]}, dtype, num_layers)
         is_stack, is_wanted = None in keys, spec.num_layers is not None
         is_new.append(spec.path[0] == "layers" and is_stack != is_wanted)
         if not is_new[-1]:
@@ -99,6 +104,12 @@ def arrange(params: Params, program: DecoderProgram, dtype: jnp.dtype | None = N
         else:
             arrays.append(jnp.stack([jnp.asarray(held[key]) for key in keys]))
     return Arranged(arrays, is_new)
+
+
+@functools.cache
+def shapes_of_model(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Gives the shape of each parameter, of one layer, as the model has it before it is split for tensor ranks."""
+    return {spec.name: spec.shape for spec in build_program(cfg.unsplit()).params}
 
 
 def _keys(spec: ParamSpec, held: Mapping[int | None, Any], num_layers: int) -> Sequence[int | None]:
@@ -112,18 +123,24 @@ def _keys(spec: ParamSpec, held: Mapping[int | None, Any], num_layers: int) -> S
 
 
 def _check(
-    spec: ParamSpec, key: int | None, held: Mapping[int | None, Any], num_layers: int, dtype: jnp.dtype | None
+    spec: ParamSpec,
+    key: int | None,
+    held: Mapping[int | None, Any],
+    shapes: set[tuple[int, ...]],
+    dtype: jnp.dtype | None,
+    num_layers: int,
 ) -> None:
     if key not in held:
         raise InputError(f"weights: {_name(spec, key)} is missing")
     array = held[key]
     is_stack = key is None and spec.path[0] == "layers"
-    shape = (num_layers, *spec.shape) if is_stack else spec.shape
+    shapes = {(num_layers, *shape) if is_stack else shape for shape in shapes}
     wanted = "floats" if dtype is None else dtype.name
     fits = jnp.issubdtype(array.dtype, jnp.floating) if dtype is None else array.dtype == dtype
-    if tuple(array.shape) != shape or not fits:
+    if tuple(array.shape) not in shapes or not fits:
+        either = " or ".join(str(list(shape)) for shape in sorted(shapes))
         raise InputError(
-            f"weights: {_name(spec, key)} must be {wanted}{list(shape)}, got {array.dtype.name}{list(array.shape)}"
+            f"weights: {_name(spec, key)} must be {wanted}{either}, got {array.dtype.name}{list(array.shape)}"
         )
     if isinstance(array, jax.Array) and array.is_deleted():
         raise InputError(

@@ -5,6 +5,7 @@ from the memory map a chunk at a time, once for all these devices, placed by a d
 needs the weights plus a few chunks, never a second copy, and reads nothing that belongs to other processes' devices.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -138,7 +139,7 @@ def _read_part(
 ) -> np.ndarray:
     """Some rows, and some columns of them; a bias or a scale is a table of one column."""
     name = piece.name.format(l=layer)
-    if len(piece.shape) < 2 or columns == (0, piece.shape[1]):
+    if columns == (0, math.prod(piece.shape[1:])):
         return checkpoint.read(name, *rows).reshape(rows[1] - rows[0], -1)
     return checkpoint.read(name, *rows, columns)
 

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from jaxllm.api.async_llm import AsyncLLM
+from jaxllm.engine.messages import RankStats
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +21,22 @@ async def log_stats(llm: AsyncLLM, every: float) -> None:
         new_prompt, new_generation = books.num_prompt_tokens - prompt, books.num_generation_tokens - generation
         if stats.running or stats.waiting or new_prompt or new_generation:
             logger.info(
-                "running %d, waiting %d, KV use %.1f%%, prompt %.1f tok/s, generation %.1f tok/s",
+                "running %d, waiting %d, KV use %.1f%%, prompt %.1f tok/s, generation %.1f tok/s%s",
                 stats.running,
                 stats.waiting,
                 100 * stats.kv_usage,
                 new_prompt / (now - then),
                 new_generation / (now - then),
+                by_rank(stats.ranks),
             )
         then, prompt, generation = now, prompt + new_prompt, generation + new_generation
+
+
+def by_rank(ranks: Sequence[RankStats]) -> str:
+    """Says what each of several data ranks does; nothing where there is one. Padding is counted since the start."""
+    if len(ranks) == 1:
+        return ""
+    running = "+".join([str(rank.running) for rank in ranks])
+    kv_usage = ", ".join([f"{100 * rank.kv_usage:.1f}" for rank in ranks])
+    padding = ", ".join([f"{100 * rank.padding_share:.1f}" for rank in ranks])
+    return f"; by data rank: running {running}, KV use {kv_usage}%, padding {padding}%"

@@ -36,6 +36,8 @@ HloModule jit_step, is_scheduled=true
 ENTRY %main (p: bf16[4,64]) -> s32[4,2,4] {
   %loop = (s32[]) while(%t), condition=%more, body=%layer, backend_config={"known_trip_count":{"n":"3"}}
   %start = (s32[2,4]{1,0}, s32[4,2,4]{2,1,0}) all-gather-start(%w), replica_groups=GROUPS, dimensions={0}
+  %summed = ((bf16[2]{0}), bf16[2]{0}) all-reduce-start(%v), replica_groups=GROUPS, to_apply=%add
+  %likewise = f32[3]{0} all-reduce-start(%u), replica_groups=GROUPS, to_apply=%add
   %done = s32[4,2,4]{2,1,0} all-gather-done(%start)
   %begun = ((f32[8,160]{1,0}), f32[8,160]{1,0}, u32[]) async-start(%l), calls=%async_computation
   %scattered = f32[1,64]{1,0} reduce-scatter(%q), replica_groups=GROUPS, dimensions={0}, to_apply=%add
@@ -67,6 +69,8 @@ def test_collectives_are_counted_by_kind_axis_and_size(groups: str):
         ("all-reduce", ("tensor",), 4 * 64 * 2): 3,
         ("all-reduce", ("tensor",), 4 * 64 * 2 + 4 * 4): 3,
         ("all-gather", ("tensor",), 4 * 2 * 4 * 4): 1,
+        ("all-reduce", ("tensor",), 2 * 2): 1,
+        ("all-reduce", ("tensor",), 3 * 4): 1,
         ("all-to-all", ("tensor",), 8 * 160 * 4): 1,
         ("reduce-scatter", ("tensor",), 4 * 64 * 4): 1,
         ("all-reduce", everything, 16): 1,
@@ -83,7 +87,7 @@ def test_a_loop_of_unknown_length_is_an_error_only_where_it_communicates():
     unknown = PROGRAM.replace(', backend_config={"known_trip_count":{"n":"3"}}', "").replace("GROUPS", "[2,4]<=[8]")
     with pytest.raises(ValueError, match="a loop of unknown length communicates: %loop"):
         collectives(unknown, MESH)
-    assert len(collectives(unknown.replace("body=%layer", "body=%small"), MESH)) == 5
+    assert len(collectives(unknown.replace("body=%layer", "body=%small"), MESH)) == 7
 
 
 def test_what_is_no_program_is_refused():

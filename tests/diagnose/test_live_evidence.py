@@ -13,15 +13,18 @@ from jaxllm.cli import main
 from jaxllm.config.errors import InputError
 from jaxllm.diagnose.live_evidence import evidence_between, gauges_of, observe, parse, watch
 from jaxllm.diagnose.rules import diagnose
-from jaxllm.engine.messages import EngineStats
+from jaxllm.engine.messages import EngineStats, RankStats
 from jaxllm.server.metrics import make_registry
 
 
 class Server:
     """Stands in for a server: books tokens as they come, and tells its metrics as Prometheus reads them."""
 
-    def __init__(self, running=0, waiting=0, kv_usage=0.0):
-        self.stats = EngineStats(running=running, waiting=waiting, kv_usage=kv_usage)
+    def __init__(self, running=0, waiting=0, kv_usage=0.0, ranks=1):
+        self.running = running * ranks
+        self.stats = EngineStats(
+            waiting=waiting, ranks=tuple(RankStats(running=running, kv_usage=kv_usage) for _ in range(ranks))
+        )
         self.books = RequestBooks(4096)
         self.registry = make_registry(lambda: self.books.read("model", self.stats))
 
@@ -30,7 +33,7 @@ class Server:
 
     def give_tokens(self, count, gap):
         """Gives every running request so many tokens, `gap` seconds apart."""
-        for _ in range(self.stats.running):
+        for _ in range(self.running):
             meter = self.books.start(32)
             for _ in range(count):
                 meter.take(OutputDelta(index=0, token_ids=(1,), text=""))
@@ -58,6 +61,14 @@ def test_a_full_pool_with_a_queue_is_memory_and_a_queue_beside_free_blocks_is_ro
     assert found.kind == "scheduling"
     assert found.change == "--max-num-seqs 64"
     assert diagnose(seen(Server(256, 100, 0.3))).kind == "compute"
+
+
+def test_data_ranks_are_told_as_one_of_them():
+    evidence = seen(Server(16, 60, 0.2, ranks=2), 0.05)
+    assert (evidence.copies, evidence.running, evidence.waiting, evidence.rows) == (2, 16, 30, 16)
+    assert evidence.kv_peak == pytest.approx(0.2)
+    assert diagnose(evidence).change == "--max-num-seqs 64"
+    assert seen(Server(4, 0, 0.2, ranks=2), 0.05).busy == pytest.approx(0.5, rel=0.15)
 
 
 def test_steps_of_which_few_are_needed_leave_the_server_idle():

@@ -12,8 +12,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 def test_the_page_lists_exactly_the_metrics_that_a_server_has():
     exposed = generate_latest(make_registry(lambda: RequestBooks(1024).read("smollm2", EngineStats()))).decode()
-    built = {(name, kind) for name, kind in re.findall(r"^# TYPE (vllm:\S+) (\w+)$", exposed, re.MULTILINE)}
-    listed = set(re.findall(r"^\| `(vllm:\w+)` \| (\w+) \|", PAGE, re.MULTILINE))
+    built = {(name, kind) for name, kind in re.findall(r"^# TYPE ((?:vllm|jaxllm):\S+) (\w+)$", exposed, re.MULTILINE)}
+    listed = set(re.findall(r"^\| `((?:vllm|jaxllm):\w+)` \| (\w+) \|", PAGE, re.MULTILINE))
     assert built
     assert listed == built
 

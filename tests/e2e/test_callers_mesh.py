@@ -12,13 +12,13 @@ import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 from jaxllm import LLM, AxisRules, SamplingParams, param_shardings
-from jaxllm.models.dense import stack_layers
 from jaxllm.models.decoder import Decoder
 
 folder, options, prompt = map(json.loads, sys.argv[1:])
-rules = AxisRules(batch=None, kv_blocks=None, q_heads="tp", kv_heads="tp", ffn="tp", vocab="tp")
+tensor = {"q_heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"}
+rules = AxisRules(batch="fsdp", kv_blocks="fsdp", **tensor)
 grid = np.asarray(jax.devices()).reshape(2, 2)
-mesh = Mesh(grid, ("tp", "stage"), axis_types=(AxisType.Explicit, AxisType.Explicit))
+mesh = Mesh(grid, ("tp", "fsdp"), axis_types=(AxisType.Explicit, AxisType.Explicit))
 params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 def tokens(llm):
@@ -30,7 +30,8 @@ def pointers(tree):
             for leaf in jax.tree.leaves(tree)]
 
 with jax.set_mesh(mesh):
-    with LLM(folder, mesh=mesh, axis_rules=rules, **options) as llm:
+    alone = AxisRules(batch=None, kv_blocks=None, **tensor)  # the other axis is left alone: both of it do the same
+    with LLM(folder, mesh=mesh, axis_rules=alone, **options) as llm:
         print(json.dumps(tokens(llm)))
         cfg, weights = llm.model_config, llm.apply_model(lambda tree: jax.tree.map(np.asarray, tree))
     decoder = nnx.eval_shape(lambda: Decoder(cfg, nnx.Rngs(0)))
@@ -49,6 +50,13 @@ with jax.set_mesh(mesh):
         llm.update_params(decoder)
         print(json.dumps(tokens(llm)))
     assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+
+# More ranks than KV heads: they are repeated.
+layers = jax.tree.map(lambda *each: np.stack(each), *layers.values())
+held = jax.device_put(weights | {"layers": layers}, param_shardings(cfg, mesh, rules, stacked=True))
+with LLM((cfg, held), mesh=Mesh(grid.reshape(4), ("tensor",)), **options) as llm:
+    print(dict(llm.report())["weights held"])
+    print(json.dumps(tokens(llm)))
 """
 
 
@@ -56,9 +64,12 @@ with jax.set_mesh(mesh):
 def test_an_engine_on_the_callers_mesh_and_buffers_gives_the_tokens_of_one_device(golden, golden_cases, run_program):
     case = golden_cases("llama")[3]
     given = (str(golden / "llama"), OPTIONS, case["prompt_ids"])
-    by_path, held, by_decoder, rolled, again = run_program(PROGRAM, *map(json.dumps, given), num_devices=4).splitlines()
-    assert json.loads(by_path) == json.loads(by_decoder) == [0, *case["output_ids"][:6]]
+    printed = run_program(PROGRAM, *map(json.dumps, given), num_devices=4).splitlines()
+    by_path, held, by_decoder, rolled, again, laid_out, by_weights = printed
+    assert json.loads(by_path) == json.loads(by_decoder) == json.loads(by_weights) == [0, *case["output_ids"][:6]]
     assert held.endswith("used in place, 0 bytes copied")
+    assert laid_out.startswith("9.0 KiB used in place, ")  # the nine norms, on four devices
+    assert "from other devices" in laid_out
     assert json.loads(rolled)[0] == "rolled"
     assert json.loads(rolled)[1:] != case["output_ids"][:6]
     assert json.loads(again) == [2, *case["output_ids"][:6]]

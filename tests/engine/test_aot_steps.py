@@ -150,14 +150,15 @@ def test_a_decode_step_over_several_gpus_is_one_graph_with_two_all_reduces_for_e
     step = compile_step("llama-3.1-8b", 2, DECODE, data, tensor)
     assert [t.kind for t in step.thunks if not t.within] == ["kCommandBuffer"]
     all_reduces = [t.text for t in step.thunks if t.kind == "kAllReduce"]
-    assert len(all_reduces) == (2 * 2 if tensor > 1 else 0), "\n".join(all_reduces)
+    assert len(all_reduces) == (1 + 2 * 2 if tensor > 1 else 0), "\n".join(all_reduces)  # one of the embedding
 
 
 def test_a_mixed_step_over_several_gpus_is_graphs_around_and_in_the_loop_over_the_layers(compile_step):
     step = compile_step("llama-3.1-8b", 2, MIXED, 1, 2)
     assert [t.kind for t in step.thunks if not t.within] == ["kCommandBuffer", "kWhile", "kCommandBuffer"]
-    all_reduces = [t.within[:3] for t in step.thunks if t.kind == "kAllReduce"]
-    assert all_reduces == [("kWhile", "body", "kCommandBuffer")] * 2
+    all_reduces = [t.within for t in step.thunks if t.kind == "kAllReduce"]
+    assert ["body" in within for within in all_reduces] == [False, True, True]  # the embedding's, and a layer's
+    assert all("kCommandBuffer" in within for within in all_reduces)
 
 
 def assert_nothing_big_is_made(step: CompiledStep) -> None:

@@ -5,15 +5,17 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxllm import SamplingParams
 from jaxllm.config.errors import InputError
 from jaxllm.engine import engine as engine_module
-from jaxllm.engine.buckets import make_buckets
+from jaxllm.engine.buckets import StepShape, make_buckets
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.input_builder import InputBuilder, PackedStep
 from jaxllm.engine.limits import EngineLimits
+from jaxllm.engine.loop import read_stats
 from jaxllm.engine.step_inputs import host_views
 from jaxllm.engine.watchdog import Watchdog
 from jaxllm.mesh.adopt import Adopted
@@ -27,7 +29,7 @@ ROWS, BLOCK, VOCAB, MAX_LEN = 4, 4, 1000, 64
 
 
 class Answer:
-    def __init__(self, runner: "EchoRunner", tokens: list[int], step: int):
+    def __init__(self, runner: "EchoRunner", tokens: list[list[int]], step: int):
         self._runner, self._tokens, self._step = runner, tokens, step
 
     def read(self) -> list[list[int]]:
@@ -35,7 +37,7 @@ class Answer:
         time.sleep(self._runner.delay)
         if self._step in self._runner.fail_reads:
             raise RuntimeError("the device fell over\nsecond line")
-        return [self._tokens]
+        return self._tokens
 
     def read_scores(self) -> None:
         return None
@@ -44,29 +46,35 @@ class Answer:
 class EchoRunner:
     """Stands in for the model: the next token is the last one plus one. Keeps row state as a device would."""
 
-    def __init__(self):
+    def __init__(self, num_ranks: int = 1):
+        self.num_ranks = num_ranks
         self.log: list[tuple[str, int]] = []
         self.steps = 0
         self.resets = 0
         self.delay = 0.0
         self.fail_launches: set[int] = set()
         self.fail_reads: set[int] = set()
-        self.last = [0] * (ROWS + 1)
+        self.idle_parts = 0
+        self.last = [[0] * (ROWS + 1) for _ in range(num_ranks)]
 
     def execute(self, step: PackedStep) -> Answer:
         self.steps += 1
         if self.steps in self.fail_launches:
             raise ValueError("no such program")
         self.log.append(("launch", self.steps))
-        inputs = host_views(step.packed[0], step.shape, 1)
-        tokens = []
-        for b in range(step.shape.num_requests):
+        assert step.packed.shape[0] == self.num_ranks
+        return Answer(self, [self._run_rank(*each, step.shape) for each in enumerate(step.packed)], self.steps)
+
+    def _run_rank(self, rank: int, packed: np.ndarray, shape: StepShape) -> list[int]:
+        inputs, last, tokens = host_views(packed, shape, 1), self.last[rank], []
+        self.idle_parts += not inputs.context_len.any()
+        for b in range(shape.num_requests):
             token = inputs.token[max(inputs.query_start[b + 1] - 1, 0)]
-            token = self.last[inputs.row[b]] if token < 0 else int(token)
+            token = last[inputs.row[b]] if token < 0 else int(token)
             tokens.append((token + 1) % VOCAB)
             if inputs.samples[b]:
-                self.last[inputs.row[b]] = tokens[-1]
-        return Answer(self, tokens, self.steps)
+                last[inputs.row[b]] = tokens[-1]
+        return tokens
 
     @property
     def weights(self) -> dict:
@@ -80,7 +88,7 @@ class EchoRunner:
 
     def reset(self) -> None:
         self.resets += 1
-        self.last = [-500] * (ROWS + 1)
+        self.last = [[-500] * (ROWS + 1) for _ in range(self.num_ranks)]
 
 
 def make_engine(
@@ -94,12 +102,12 @@ def make_engine(
     pace = None if target_seconds is None else Pace(target_seconds, buckets.mixed_sizes, buckets.decode_size)
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=ROWS, max_num_batched_tokens=16, max_model_len=MAX_LEN),
-        BlockPool(num_blocks, BLOCK),
+        [BlockPool(num_blocks, BLOCK) for _ in range(runner.num_ranks)],
         KVGroups(),
         pace,
     )
     limits = EngineLimits(vocab_size=VOCAB, max_model_len=MAX_LEN, eos_token_ids=eos)
-    builder = InputBuilder(buckets, ROWS, MAX_LEN // BLOCK, 1, vocab_size=VOCAB)
+    builder = InputBuilder(buckets, ROWS, MAX_LEN // BLOCK, 1, vocab_size=VOCAB, num_ranks=runner.num_ranks)
     return Engine(scheduler, builder, runner, limits, Watchdog(timeout), pace)
 
 
@@ -250,10 +258,47 @@ def test_a_full_cache_preempts_and_every_request_still_gets_its_tokens():
     assert tokens == {f"r{i}": count_up(100 * i + 5, 20) for i in range(6)}
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_data_ranks_give_the_tokens_of_one_whether_they_are_busy_preempt_or_idle(num_ranks):
+    runner = EchoRunner(num_ranks)
+    engine = make_engine(runner, num_blocks=17)
+    engine.add("first", [7], greedy(3))
+    tokens, ends = run(engine)  # the other ranks have nothing to do
+    assert runner.idle_parts > 0
+    for i in range(14):
+        engine.add(f"r{i}", count_up(100 * i, 1 + 5 * (i % 4)), greedy(6 + 4 * (i % 5)))
+    more, more_ends = run(engine)
+    assert tokens | more == {"first": [8, 9, 10]} | {
+        f"r{i}": count_up(100 * i + 1 + 5 * (i % 4), 6 + 4 * (i % 5)) for i in range(14)
+    }
+    assert {reason for reason, _ in (ends | more_ends).values()} == {"length"}
+    assert engine.scheduler.stats.num_preemptions > 0
+    stats = read_stats(engine)
+    assert len(stats.ranks) == num_ranks
+    assert all(rank.num_step_tokens > 0 for rank in stats.ranks)
+    assert sum(rank.num_padded_tokens for rank in stats.ranks) == stats.num_padded_tokens
+    assert sum(rank.num_step_tokens for rank in stats.ranks) == stats.num_scheduled_tokens
+    engine.close()
+
+
+def test_a_step_that_raises_fails_its_requests_on_all_ranks_and_no_others():
+    runner = EchoRunner(2)
+    runner.fail_reads.add(3)
+    engine = make_engine(runner)
+    for i in range(12):  # four rows a rank: four wait
+        engine.add(f"r{i}", count_up(50 * i, 3), greedy(6))
+    tokens, ends = run(engine)
+    assert {name for name, (reason, _) in ends.items() if reason == "error"} == {f"r{i}" for i in range(8)}
+    assert {name: tokens[name] for name in ("r8", "r9", "r10", "r11")} == {
+        f"r{i}": count_up(50 * i + 3, 6) for i in range(8, 12)
+    }
+    engine.close()
+
+
 def test_a_pace_is_told_what_steps_take_that_follow_each_other(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(engine_module.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(Answer, "read", lambda answer: setattr(clock, "now", clock.now + 0.02) or [answer._tokens])
+    monkeypatch.setattr(Answer, "read", lambda answer: setattr(clock, "now", clock.now + 0.02) or answer._tokens)
     engine = make_engine(EchoRunner(), target_seconds=1.0)
     engine.add("a", [1, 2, 3], greedy(10))
     tokens, _ = run(engine)

@@ -191,6 +191,52 @@ def test_scored_prompts_name_each_token_and_the_one_before_it(builder):
     assert prompt.num_best == 8
 
 
+def test_all_data_ranks_run_the_shape_of_the_largest_and_one_without_requests_is_padding():
+    builder = InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, vocab_size=VOCAB, num_ranks=3)
+    chunk = make_request(range(100, 110), tables=((5, 6), (7, 8)))
+    ones = [make_request([20 + i], [40 + i], temperature=1.0, seed=i) for i in range(5)]
+    parts = [
+        batch_of(scheduled(chunk, 4, 3, 5, False)).ranks[0],  # as many tokens as the next has requests: still mixed
+        batch_of(*(scheduled(one, row, 1, 1) for row, one in enumerate(ones))).ranks[0],
+        RankBatch(),
+    ]
+    step = builder.build(ScheduledBatch(tuple(parts), 1))
+    assert (step.shape.program, step.shape.num_tokens, step.shape.num_requests) == ("mixed", 32, 8)
+    assert step.num_tokens == (5, 5, 0)
+    assert step.num_context == 10
+    first, second, idle = (host_views(array, step.shape, GROUPS) for array in step.packed)
+    assert first.token[:5].tolist() == [103, 104, 105, 106, 107]
+    assert first.query_start.tolist() == [0, *[5] * 8]
+    assert second.query_start.tolist() == [0, 1, 2, 3, 4, 5, 5, 5, 5]
+    assert (idle.position == -1).all()
+    assert (idle.request == 0).all()
+    assert (idle.row == ROWS).all()
+    assert not idle.query_start.any()
+    assert not idle.context_len.any()
+    assert not idle.samples.any()
+    assert step.sampling is not None  # for all, since one rank's requests are not greedy
+    sampling = [step.sampling.layout.host_views(array)[0] for array in step.sampling.packed]
+    assert [inputs.samples.sum() for inputs in sampling] == [0, 5, 0]
+    assert sampling[1].seed[:5, 0].tolist() == [0, 1, 2, 3, 4]
+    parts = [RankBatch(), batch_of(*(scheduled(one, row, 2, 1) for row, one in enumerate(ones))).ranks[0], RankBatch()]
+    step = builder.build(ScheduledBatch(tuple(parts), 2))
+    assert (step.shape.program, step.shape.num_tokens) == ("decode", 8)
+    assert (host_views(step.packed[0], step.shape, GROUPS).position == -1).all()
+
+
+def test_prompts_are_scored_and_counts_begin_anew_on_the_rank_that_has_the_request():
+    builder = InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, vocab_size=VOCAB, num_ranks=2)
+    scored = make_request(range(50, 55), prompt_logprobs=3)
+    counted = make_request([7, 8], frequency_penalty=0.5)
+    parts = [batch_of(scheduled(counted, 2, 0, 2)).ranks[0], batch_of(scheduled(scored, 2, 0, 5, False)).ranks[0]]
+    step = builder.build(ScheduledBatch(tuple(parts), 1))
+    assert step.prompt is not None
+    assert step.sampling is not None
+    assert step.prompt.runs == ((), ((scored, 1, 4),))
+    assert step.prompt.index_and_token.tolist() == [[[0] * 4, [0] * 4], [[0, 1, 2, 3], [51, 52, 53, 54]]]
+    assert [(reset.rank, reset.row) for reset in step.sampling.count_resets] == [(0, 2)]
+
+
 def test_drawn_seeds_follow_from_the_engines_seed():
     def draws(seed):
         builder = InputBuilder(BUCKETS, ROWS, MAX_BLOCKS, GROUPS, vocab_size=VOCAB, seed=seed)

@@ -259,7 +259,8 @@ def test_the_best_are_the_same_by_passes_and_by_the_platforms_own_way(k):
 
 
 ON_MESHES = """
-import sys
+import os, sys
+os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # most of the time is compiling
 import jax, jax.numpy as jnp, numpy as np
 from jaxllm.config.engine_args import engine_args
 from jaxllm.config.logits_processor import LogitsProcessor

@@ -28,9 +28,10 @@ batches = [[{"temperature": 0}] * 6, plain, together, whole]
 def told(entries):
     return [each and {token: (s.logprob, s.rank) for token, s in each.items()} for each in entries or ()]
 
-for tensor in map(int, sys.argv[3:]):
+for data, tensor in json.loads(sys.argv[3]):
     with LLM(
         sys.argv[1],
+        data_parallel_size=data,
         tensor_parallel_size=tensor,
         skip_tokenizer_init=True,
         enforce_eager=True,
@@ -52,7 +53,10 @@ for tensor in map(int, sys.argv[3:]):
 @pytest.mark.slow
 def test_requests_of_every_kind_are_answered_alike(golden, run_program):
     prompts = [[5, 17, 300, 42], [1, 160, 161], [319, 0, 3], [8] * 7, [250, 40, 99], [77]]
-    told = run_program(ANSWERS, golden / "llama_linear", json.dumps(prompts), 1, 2, num_devices=2, timeout=300)
+    meshes = [(1, 1), (2, 2), (1, 4)]  # data, tensor
+    told = run_program(
+        ANSWERS, golden / "llama_linear", json.dumps(prompts), json.dumps(meshes), num_devices=4, timeout=300
+    )
     alone, *split = [json.loads(line) for line in told.splitlines()]
     assert len({tuple(tokens) for tokens, *_ in alone}) > 6
     for answers in split:

@@ -11,7 +11,7 @@ from jax.extend.random import threefry_2x32
 from scipy import stats
 
 from jaxllm.kernels.sampling import reference
-from jaxllm.kernels.sampling.reference import greedy, gumbel_noise, keep_top, sample, threefry2x32
+from jaxllm.kernels.sampling.reference import greedy, gumbel_noise, keep_top, sample, sample_of_part, threefry2x32
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sampling.json").read_text())
 OTHERS_OFF = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -20,6 +20,7 @@ LOGITS = [np.asarray(vector["logits"], np.float32) for vector in GOLDEN["vectors
 NUM_DRAWS = 20_000
 
 draw = jax.jit(sample)
+part_of = jax.jit(sample_of_part)
 noise_of = jax.jit(gumbel_noise, static_argnums=2)
 filtered = jax.jit(keep_top)
 
@@ -155,6 +156,19 @@ def test_greedy_rows_are_greedy_amid_sampled_ones():
     for position in range(8):
         tokens = draw(logits, temperature, seeds(6), zeros + position)
         np.testing.assert_array_equal(tokens[jnp.asarray([0, 2, 5])], best[jnp.asarray([0, 2, 5])])
+
+
+def test_parts_of_the_vocabulary_choose_as_the_whole_does():
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(64, 48)).astype(np.float32)
+    logits[:8, 7::8] = 9.0  # equals in several parts
+    temperature = rows(*[0.0] * 16, *[1.3] * 48)
+    drawing = (temperature, seeds(64), jnp.arange(64))
+    for num_parts in (2, 3, 4):
+        size = 48 // num_parts
+        parts = [part_of(logits[:, i * size : (i + 1) * size], *drawing, jnp.int32(i * size)) for i in range(num_parts)]
+        values, tokens = (np.stack(each) for each in zip(*parts, strict=True))
+        assert tokens[values.argmax(0), np.arange(64)].tolist() == draw(logits, *drawing).tolist()
 
 
 def test_the_best_are_distinct_and_the_same_on_every_platform():

@@ -29,6 +29,7 @@ BLOCK_SIZE = 8
 class Tensors:
     """A checkpoint in memory."""
 
+    format = "safetensors"
     path = Path("model")
 
     def __init__(self, tensors: Mapping[str, np.ndarray]):
@@ -45,8 +46,8 @@ class Tensors:
     def dtype(self, name):
         return self.tensors[name].dtype
 
-    def read(self, name, start, stop):
-        return self.tensors[name][start:stop]
+    def read(self, name, start, stop, columns=None):
+        return self.tensors[name][start:stop] if columns is None else self.tensors[name][start:stop, slice(*columns)]
 
     def tokenizer_fields(self):
         return None

@@ -22,6 +22,8 @@ from jaxllm.models.registry import find_family
 class ArrayCheckpoint:
     """A checkpoint in memory, to take tensors away from, and that counts the rows it gives."""
 
+    format = "safetensors"
+
     def __init__(self, folder: Path):
         opened = SafetensorsFolder(folder)
         self.generation_config = {}

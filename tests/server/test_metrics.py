@@ -6,16 +6,18 @@ from prometheus_client import generate_latest
 from jaxllm.api.metrics import RequestBooks, sizes_up_to
 from jaxllm.api.outputs import OutputDelta
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.messages import EngineStats
+from jaxllm.engine.messages import EngineStats, RankStats
 from jaxllm.server.metrics import make_registry
+from jaxllm.server.stats_log import by_rank
 
 
-def exposed(books: RequestBooks, **stats: float) -> str:
-    return generate_latest(make_registry(lambda: books.read("m", EngineStats(**stats)))).decode()  # pyright: ignore[reportArgumentType]
+def exposed(books: RequestBooks, stats: EngineStats | None = None) -> str:
+    return generate_latest(make_registry(lambda: books.read("m", stats or EngineStats()))).decode()
 
 
 def test_names_and_labels_are_vllms():
-    text = exposed(RequestBooks(1000), running=3, waiting=4, kv_usage=0.5, num_preemptions=6)
+    rank = RankStats(running=3, kv_usage=0.5, num_preemptions=6)
+    text = exposed(RequestBooks(1000), EngineStats(waiting=4, ranks=(rank,)))
     for line in (
         'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
         'vllm:num_requests_waiting{engine="0",model_name="m"} 4.0',
@@ -28,6 +30,33 @@ def test_names_and_labels_are_vllms():
         'vllm:request_prompt_tokens_bucket{engine="0",le="1000.0",model_name="m"} 0.0',
     ):
         assert line in text
+
+
+def test_the_label_engine_tells_data_ranks_apart_and_the_line_is_told_once():
+    ranks = (
+        RankStats(1, 0.5, 6, 30, 20, num_step_tokens=70, num_padded_tokens=30),
+        RankStats(2, 0.25, 0, 8, 0, num_step_tokens=60, num_padded_tokens=40),
+    )
+    text = exposed(RequestBooks(1000), EngineStats(running=3, waiting=4, ranks=ranks))
+    for name, first, second in (
+        ("vllm:num_requests_running", 1.0, 2.0),
+        ("vllm:num_requests_waiting", 4.0, 0.0),
+        ("vllm:kv_cache_usage_perc", 0.5, 0.25),
+        ("vllm:num_preemptions_total", 6.0, 0.0),
+        ("vllm:prefix_cache_queries_total", 30.0, 8.0),
+        ("vllm:prefix_cache_hits_total", 20.0, 0.0),
+        ("jaxllm:step_tokens_total", 70.0, 60.0),
+        ("jaxllm:padding_tokens_total", 30.0, 40.0),
+    ):
+        for rank, value in enumerate((first, second)):
+            assert f'{name}{{engine="{rank}",model_name="m"}} {value}' in text
+    assert text.count("vllm:e2e_request_latency_seconds_count{") == 1
+
+
+def test_the_log_line_of_several_data_ranks_ends_with_what_each_does():
+    ranks = (RankStats(running=1, kv_usage=0.5, num_step_tokens=70, num_padded_tokens=30), RankStats(running=2))
+    assert by_rank(ranks) == "; by data rank: running 1+2, KV use 50.0, 0.0%, padding 30.0, 0.0%"
+    assert by_rank(ranks[:1]) == ""
 
 
 def test_prompt_tokens_are_told_apart_by_where_they_came_from():

@@ -53,6 +53,8 @@ class GGUFFile:
         InputError: the file is unreadable, truncated or not GGUF, or of an architecture or type that is not readable.
     """
 
+    format = "gguf"
+
     def __init__(self, path: Path) -> None:
         self.path = path
         header = read_gguf_header(path)

@@ -8,6 +8,7 @@ from jaxllm.config.errors import InputError
 from jaxllm.models.checkpoint.file_bytes import open_error
 from jaxllm.models.checkpoint.gguf_file import GGUFFile
 from jaxllm.models.checkpoint.hub import download
+from jaxllm.models.checkpoint.orbax_folder import OrbaxFolder, is_orbax_folder
 from jaxllm.models.checkpoint.packaged_models import PACKAGED_MODELS, locate_packaged
 from jaxllm.models.checkpoint.safetensors_folder import SafetensorsFolder
 from jaxllm.models.checkpoint.source import Checkpoint
@@ -55,7 +56,7 @@ def default_served_name(model: str) -> str:
 
 def _open_folder(folder: Path) -> Checkpoint:
     if (folder / "config.json").exists():
-        return SafetensorsFolder(folder)
+        return OrbaxFolder(folder) if is_orbax_folder(folder) else SafetensorsFolder(folder)
     gguf = sorted(folder.glob("*.gguf"))
     if len(gguf) > 1:
         raise InputError(f"{folder} holds {len(gguf)} GGUF files and no config.json: name one, such as {gguf[0]}")

@@ -27,6 +27,8 @@ class SafetensorsFolder:
         InputError: a file is missing, unreadable, truncated or garbage.
     """
 
+    format = "safetensors"
+
     def __init__(self, folder: Path) -> None:
         self.path = folder
         if not folder.is_dir():

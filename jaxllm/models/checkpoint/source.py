@@ -10,8 +10,12 @@ from jaxllm.config.errors import InputError
 
 
 class Checkpoint(Protocol):
-    """Tensors under their Hugging Face names and in Hugging Face's layout, read a few rows at a time."""
+    """Tensors under their Hugging Face names and in Hugging Face's layout, read a few rows at a time.
 
+    Those of format "orbax" have the decoder's own names and layout.
+    """
+
+    format: str  # as in --load-format
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
