@@ -29,6 +29,8 @@ _SHORT = {
     "tensor_parallel_size": "-tp",
     "pipeline_parallel_size": "-pp",
     "data_parallel_size": "-dp",
+    "nnodes": "-n",
+    "node_rank": "-r",
     "enable_expert_parallel": "-ep",
     "quick": "-q",  # of chat and complete
     "quantization": "-q",

@@ -17,7 +17,7 @@ class Scheduled:
     samples: bool  # the step reaches the request's last token, so it samples the next
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankBatch:
     """What one data rank computes in a step; it may be nothing."""
 
@@ -31,7 +31,7 @@ class RankBatch:
         return sum([item.count for item in self.items])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScheduledBatch:
     """One step: what each data rank computes, and which requests lost their row and blocks to make room for it."""
 

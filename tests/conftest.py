@@ -13,6 +13,11 @@ from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm import LLM
+from jaxllm.engine import step_compiler
+from jaxllm.engine.step import StepProgram
+
+TINY = 256  # a model's width up to which compiling its programs takes longer than running them
+OPTIONS_OF_THE_ENGINE = step_compiler.compiler_options
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +29,23 @@ def _compile_cache(request: pytest.FixtureRequest) -> None:
     jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _quick_options(program: StepProgram) -> dict[str, bool | int | str] | None:
+    is_tiny = program.decoder.cfg.d_model <= TINY
+    return OPTIONS_OF_THE_ENGINE(program) or ({"xla_backend_optimization_level": 0} if is_tiny else None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_compile() -> None:
+    """On a CPU, LLVM leaves the engines' programs of tiny models as they are: optimising takes longer than it saves."""
+    step_compiler.compiler_options = _quick_options
+
+
+@pytest.fixture
+def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs of tiny models too are compiled as users' are."""
+    monkeypatch.setattr(step_compiler, "compiler_options", OPTIONS_OF_THE_ENGINE)
 
 
 @pytest.fixture

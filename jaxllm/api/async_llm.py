@@ -72,6 +72,9 @@ class AsyncLLM:
         self._gate = threading.Lock()  # a request is either sent or held, as far as a pause can see
         self._numbers = itertools.count()
         self._is_shut_down = False
+        self._lost: str | None = None  # why other processes of the engine, and so this one, end
+        if self._built.processes is not None:
+            self._built.processes.on_loss(self._on_loss)
         self._loop = EngineLoop(self._built.engine, self._listeners.publish, self._on_death)
 
     @property
@@ -260,6 +263,8 @@ class AsyncLLM:
     def _check_alive(self) -> None:
         if self._loop.died is not None:
             raise EngineDeadError(f"the engine died: {self._loop.died}")
+        if self._lost is not None:
+            raise EngineDeadError(self._lost)
         if self._is_shut_down:
             raise EngineDeadError("the engine was shut down")
 
@@ -370,6 +375,10 @@ class AsyncLLM:
         if reply.error is not None:
             raise InputError(reply.error) if reply.is_refusal else RuntimeError(reply.error)
         return reply.value
+
+    def _on_loss(self, line: str) -> None:
+        self._lost = line
+        self._listeners.fail_all(EngineDeadError(line))
 
     def _on_death(self, error: BaseException) -> None:
         self._listeners.fail_all(EngineDeadError(f"the engine died: {type(error).__name__}: {error}"))

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxllm.config.engine_args import EngineArgs, engine_args
 from jaxllm.config.errors import InputError
 from jaxllm.engine.build import BuiltEngine, ModelSource, StartTimes, build_engine, find_model, take_model
+from jaxllm.engine.processes.group import ProcessGroup
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.caller import callers_axes, engine_mesh, without_callers_mesh
 from jaxllm.models.checkpoint.resolve import open_checkpoint
@@ -83,20 +84,35 @@ def start_engine(args: EngineArgs, held: Held | None = None) -> Started:
     Raises:
         InputError: the user's mistake, in one line.
     """
-    with without_callers_mesh():
-        return _start(args, held or Held())
+    if args.node_rank > 0:
+        raise InputError(
+            f"node_rank={args.node_rank}: requests go to process 0; the others call jaxllm.api.follower.run_follower "
+            "with the same options, or `jaxllm serve` with the same flags"
+        )
+    held, times = held or Held(), StartTimes()
+    if args.nnodes == 1:
+        with without_callers_mesh():
+            return _start(args, held, times)
+    if held.model is not None or held.mesh is not None:
+        raise InputError(f"nnodes={args.nnodes}: a model or mesh can be handed to one process only; name a folder")
+    with times.phase("other processes"):
+        processes = ProcessGroup(args)
+    try:
+        with without_callers_mesh():
+            return _start(args, held, times, processes)
+    except BaseException as error:
+        processes.fail(error)
+        raise
 
 
-def _start(args: EngineArgs, held: Held) -> Started:
-    times = StartTimes()
+def _start(args: EngineArgs, held: Held, times: StartTimes, processes: ProcessGroup | None = None) -> Started:
     mesh = _engine_mesh(args, held)
     with times.phase("open"):
         source = find_model(args) if held.model is None else take_model(args, held.model)
     with times.phase("tokenizer"):
         tokenizer = _make_tokenizer(args, source, held.tokenizer)
-    built = build_engine(
-        args, source, eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else (), mesh=mesh, times=times
-    )
+    eos = tokenizer.eos_token_ids if tokenizer is not None else ()
+    built = build_engine(args, source, eos_token_ids=eos, mesh=mesh, times=times, processes=processes)
     for label, value in built.report():
         logger.info("%-21s %s", label, value)
     return Started(built, tokenizer, args.model)

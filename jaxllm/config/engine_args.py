@@ -89,6 +89,11 @@ class EngineArgs:
     tensor_parallel_size: int = flag(1, "devices that share the weights of each layer and the KV heads")
     data_parallel_size: int = flag(1, "copies of the model, each with requests and a KV pool of its own")
     capture_collectives: bool = flag(False, "on several GPUs, record the collectives of a step in its graph too")
+    nnodes: int = flag(1, "processes, usually one a host, that run the engine together; see docs/multi-node.md")
+    node_rank: int = flag(0, "which of them this is; 0 schedules and has the API")
+    master_addr: str | None = flag(None, "name or address of the host of process 0, as the others reach it")
+    master_port: int = flag(29501, "a free port of that host; the next one is used too")
+    distributed_timeout_seconds: int | None = flag(None, "longest wait for the other processes at a start; default 300")
     max_model_len: int | None = flag(None, "longest prompt + output; default: the model's, or what the KV pool holds")
     block_size: int = flag(16, "tokens in a KV block")
     kv_cache_dtype: str = flag("auto", "auto (the model's dtype), fp8 or fp8_e4m3, bfloat16, float16 or float32")
@@ -131,14 +136,27 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")
+        self._check_processes()
         if self.block_size not in BLOCK_SIZES:
             raise InputError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, got {self.block_size}")
+
+    def _check_processes(self) -> None:
+        if self.node_rank >= self.nnodes:
+            raise InputError(f"node_rank={self.node_rank} is out of range: nnodes={self.nnodes} counts from 0")
+        if self.nnodes > 1 and not self.master_addr:
+            raise InputError(f"nnodes={self.nnodes} needs master_addr, the name or address of the host of process 0")
+        if self.master_port > 65534:  # the next one is needed too
+            raise InputError(f"master_port must be at most 65534, got {self.master_port}")
 
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 _LEAST: dict[str, float] = {
     "tensor_parallel_size": 1,
     "data_parallel_size": 1,
+    "nnodes": 1,
+    "node_rank": 0,
+    "master_port": 1,
+    "distributed_timeout_seconds": 1,
     "max_model_len": 2,
     "kv_cache_memory_bytes": 1,
     "num_gpu_blocks_override": 2,  # block 0 is reserved

@@ -27,7 +27,9 @@ from jaxllm.engine.given_weights import show_taken, take_weights
 from jaxllm.engine.input_builder import InputBuilder
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.memory import MemoryPlan, bytes_per_device, plan_memory, show_bytes, temporaries_bound
-from jaxllm.engine.model_runner import ModelRunner
+from jaxllm.engine.model_runner import ModelRunner, Runner
+from jaxllm.engine.processes.group import ProcessGroup
+from jaxllm.engine.processes.leader import CompiledElsewhere, LeadingRunner
 from jaxllm.engine.sampler_inputs import SamplerShape
 from jaxllm.engine.step import StepProgram
 from jaxllm.engine.step_compiler import (
@@ -42,6 +44,7 @@ from jaxllm.kernels.select import select
 from jaxllm.mesh.adopt import Adopted
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
+from jaxllm.mesh.processes import local_devices, ordered_devices
 from jaxllm.models.checkpoint.orbax_folder import OrbaxFolder
 from jaxllm.models.checkpoint.resolve import open_checkpoint
 from jaxllm.models.checkpoint.safetensors_folder import read_json_object
@@ -135,6 +138,7 @@ class BuiltEngine:
     times: StartTimes
     sampling_defaults: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
     given: Adopted | None = None  # the weights, where the caller's program holds them
+    processes: ProcessGroup | None = None  # of several
 
     def report(self) -> list[tuple[str, str]]:
         """The start-up table: memory, then seconds by phase."""
@@ -154,6 +158,8 @@ class BuiltEngine:
         self.engine.close()
         self.compiler.close()
         self.runner.close()
+        if self.processes is not None:
+            self.processes.stop()
 
 
 def find_model(args: EngineArgs) -> ModelSource:
@@ -213,6 +219,7 @@ def build_engine(
     eos_token_ids: tuple[int, ...] = (),
     mesh: Mesh | None = None,
     times: StartTimes | None = None,
+    processes: ProcessGroup | None = None,
 ) -> BuiltEngine:
     """Loads the weights, compiles what a first request needs, sizes the pool and joins the parts.
 
@@ -224,9 +231,46 @@ def build_engine(
     times = times or StartTimes()
     if isinstance(args.scheduling_policy, str):  # a Python program may pass a policy of its own
         policy_named(args.scheduling_policy)
+    prepared, runner = build_runner(args, source, times, mesh, processes)
+    steps: Runner = runner
+    if processes is not None:
+        with times.phase("other processes"):
+            processes.wait_for_start()
+        assert isinstance(processes.elsewhere, CompiledElsewhere)
+        steps = LeadingRunner(runner, prepared.compiler, processes.channel, processes.elsewhere)
+    memory = _compare(prepared.memory, prepared.compiler)
+    engine = _join(args, source, prepared, steps, eos_token_ids)
+    return BuiltEngine(
+        engine=engine,
+        runner=runner,
+        compiler=prepared.compiler,
+        model=prepared.model,
+        memory=memory,
+        buckets=prepared.buckets,
+        times=times,
+        sampling_defaults=sampling_defaults(source.generation_config),
+        given=prepared.weights and prepared.weights._replace(tree=None),
+        processes=processes,
+    )
+
+
+def build_runner(
+    args: EngineArgs,
+    source: ModelSource,
+    times: StartTimes,
+    mesh: Mesh | None = None,
+    processes: ProcessGroup | None = None,
+) -> tuple[Prepared, ModelRunner]:
+    """Loads the weights and compiles what a first request needs: the part of a start that every process has.
+
+    Raises:
+        InputError: the model or the flags do not fit the device.
+    """
     with times.phase("devices"):
-        mesh = mesh or mesh_of(args)
+        mesh = mesh or mesh_of(args, ordered_devices())
     prepared = prepare(args, source, mesh)
+    if processes is not None:
+        prepared = _agreed(args, source, prepared, processes)
     compiler = prepared.compiler
     first, rest = ([], []) if args.enforce_eager else prepared.plan()
     compiler.warm_up([*first, *rest], max(1, (os.cpu_count() or 2) // 2))  # while the weights are read, and beyond
@@ -237,23 +281,23 @@ def build_engine(
             runner = ModelRunner(compiler, weights, _largest_input(prepared))
         with times.phase("compile (beyond the weights)"):
             for shape in first:
-                compiler.get(shape) if isinstance(shape, StepShape) else compiler.get_sampler(shape)
+                compiler.make(shape)
     except BaseException:
         compiler.close()
         raise
-    memory = _compare(prepared.memory, compiler)
-    engine = _join(args, source, prepared, runner, eos_token_ids)
-    return BuiltEngine(
-        engine=engine,
-        runner=runner,
-        compiler=compiler,
-        model=prepared.model,
-        memory=memory,
-        buckets=prepared.buckets,
-        times=times,
-        sampling_defaults=sampling_defaults(source.generation_config),
-        given=prepared.weights and prepared.weights._replace(tree=None),
-    )
+    return prepared, runner
+
+
+def _agreed(args: EngineArgs, source: ModelSource, prepared: Prepared, processes: ProcessGroup) -> Prepared:
+    """What all processes can do alike: the one with the least memory decides how many blocks there are."""
+    compiler, own = prepared.compiler, prepared.memory.num_blocks
+    facts = compiled_for(compiler.program, own, compiler.num_rows, compiler.settings)
+    num_blocks = processes.agree(facts, own)
+    if num_blocks != own:
+        args = dataclasses.replace(args, num_gpu_blocks_override=num_blocks)
+        prepared = prepare(args, source, compiler.program.mesh)
+    prepared.compiler.elsewhere = processes.elsewhere
+    return prepared
 
 
 def mesh_of(args: EngineArgs, devices: Sequence[Device] | None = None) -> Mesh:
@@ -289,7 +333,7 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
     memory = plan_memory(
         args,
         model,
-        list(mesh.devices.flat),
+        local_devices(mesh),
         num_shares=mesh.shape["tensor"],
         weights=bytes_per_device(abstract_weights(program)),
         temporaries=0 if platform == "cpu" else temporaries_bound(model, max_tokens, max_seqs, mesh.shape["tensor"]),
@@ -319,7 +363,7 @@ def _join(
     args: EngineArgs,
     source: ModelSource,
     prepared: Prepared,
-    runner: ModelRunner,
+    runner: Runner,
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
     """Joins scheduler, input builder and runner."""
@@ -420,23 +464,25 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
 
     if args.load_format == "dummy" or source.checkpoint is None or source.family is None:
         return dummy_weights(program.decoder, dtype, sharding, args.seed)
-    pieces = checkpoint_pieces(source, program.decoder.cfg.unsplit())
+    pieces = checkpoint_pieces(source.checkpoint, source.family, program.decoder.cfg.unsplit())
     weights = load_weights(program.decoder, source.checkpoint, pieces, dtype, sharding, args.use_tqdm_on_load)
     if isinstance(source.checkpoint, OrbaxFolder):
         source.checkpoint.release()
     return weights
 
 
-def checkpoint_pieces(source: ModelSource, cfg: ModelConfig) -> Mapping[str, tuple[Piece, ...]]:
+def checkpoint_pieces(checkpoint: Checkpoint, family: Family, cfg: ModelConfig) -> Mapping[str, tuple[Piece, ...]]:
     """Says which tensors of the checkpoint make up each parameter of an unsplit decoder."""
-    is_own = source.checkpoint is not None and source.checkpoint.format == "orbax"
-    return layout_pieces(cfg) if is_own else source.family.pieces(cfg)
+    return layout_pieces(cfg) if checkpoint.format == "orbax" else family.pieces(cfg)
 
 
 def _store(
     args: EngineArgs, program: StepProgram, num_blocks: int, num_rows: int, settings: SamplerSettings
 ) -> ExecutableStore | None:
     if args.executables is None:
+        return None
+    if args.nnodes > 1:
+        logger.info("executables=%s: programs of several processes are neither stored nor loaded", args.executables)
         return None
     facts = compiled_for(program, num_blocks, num_rows, settings)
     return ExecutableStore(Path(args.executables).expanduser(), facts, list(program.mesh.devices.flat))

@@ -1,7 +1,7 @@
 """Owns the device's arrays: weights, KV cache, row state. Knows packed inputs and executables; no requests."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -10,13 +10,14 @@ import numpy as np
 
 from jaxllm.engine.given_weights import take_weights
 from jaxllm.engine.input_builder import PackedStep, PromptScoring
+from jaxllm.engine.rank_arrays import Arriving, RankArrays
 from jaxllm.engine.sampler import IN_PROMPT, Sampled, ScoreArrays
 from jaxllm.engine.sampler_builder import PackedSampling
 from jaxllm.engine.sampler_inputs import WHOLE_VOCABULARY
 from jaxllm.engine.sampler_rows import CountReset
 from jaxllm.engine.small_arrays import leave_holes
 from jaxllm.engine.step import OfRank, RowState, StepProgram, make_logits, over_mesh
-from jaxllm.engine.step_compiler import StepCompiler
+from jaxllm.engine.step_compiler import PromptScorerKey, StepCompiler
 from jaxllm.mesh.adopt import Adopted
 from jaxllm.mesh.caller import without_callers_mesh
 from jaxllm.models.forward import Weights
@@ -81,22 +82,38 @@ class Runner(Protocol):
 
 
 class DeviceTokens:
-    """Sampled tokens and scores on the device, whose copies to the host have begun."""
+    """Sampled tokens and scores on the device, whose copies to the host have begun.
 
-    def __init__(self, tokens: jax.Array, scores: ScoreArrays | None = None, prompt: Sequence[ScoreArrays] = ()):
-        for array in jax.tree.leaves((tokens, scores, prompt)):
-            if isinstance(array, jax.Array):
-                array.copy_to_host_async()
-        self._tokens, self._scores, self._prompt = tokens, scores, prompt
+    Of several processes each reads those of its own data ranks.
+    """
+
+    def __init__(
+        self,
+        ranks: RankArrays,
+        tokens: jax.Array,
+        scores: ScoreArrays | None = None,
+        prompt: Sequence[ScoreArrays] = (),
+    ):
+        arrays, self._tree = jax.tree.flatten((tokens, scores, tuple(prompt)))
+        self._arriving = [ranks.begin(array) if isinstance(array, jax.Array) else array for array in arrays]
 
     def read(self) -> list[list[int]]:
-        return np.asarray(self._tokens).tolist()
+        return self._read(self._arriving[0]).tolist()
 
     def read_scores(self) -> StepScores | None:
-        if self._scores is None and not self._prompt:
-            return None
-        tokens, prompt = jax.tree.map(np.asarray, (self._scores, tuple(self._prompt)))
-        return StepScores(tokens, prompt)
+        return self.scores_of(self.leaves()) if len(self._arriving) > 1 else None
+
+    def leaves(self) -> list[np.ndarray]:
+        """Waits for everything, the tokens first."""
+        return [self._read(array) for array in self._arriving]
+
+    def scores_of(self, leaves: Sequence[np.ndarray]) -> StepScores | None:
+        """Finds the scores among arrays in the order of `leaves`, whoever read them."""
+        _, tokens, prompt = jax.tree.unflatten(self._tree, leaves)
+        return None if tokens is None and not prompt else StepScores(tokens, prompt)
+
+    def _read(self, array: Arriving | np.ndarray) -> np.ndarray:
+        return array if isinstance(array, np.ndarray) else array.read()
 
 
 class ModelRunner:
@@ -108,7 +125,7 @@ class ModelRunner:
         self._compiler = compiler
         self._largest_input = largest_input
         self._fences: list[jax.Array] = []
-        self._stacked = self.program.sharding(OfRank())
+        self.ranks = RankArrays(self.program)
         self.reset()
 
     @property
@@ -146,10 +163,10 @@ class ModelRunner:
         shape, dtype = self.program.kv_shape(self._compiler.num_blocks), self.program.kv_dtype
         kv_sharding = self.program.sharding(self.program.kv_spec())
         self._kv = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=kv_sharding)()
-        self._rows = RowState(self._to_ranks(np.zeros((self.program.num_ranks, self._compiler.num_rows + 1), np.int32)))
+        self._rows = RowState(self.ranks.put(np.zeros((self.program.num_ranks, self._compiler.num_rows + 1), np.int32)))
         if self.program.platform != "cpu" and not self._fences:
             self._fences = leave_holes(
-                self._largest_input, lambda hole: self._to_ranks(np.stack([hole] * self.program.num_ranks))
+                self._largest_input, lambda hole: self.ranks.put(np.stack([hole] * self.program.num_ranks))
             )
 
     def execute(self, step: PackedStep) -> DeviceTokens:
@@ -169,23 +186,31 @@ class ModelRunner:
         forward = self._compiler.get(step.shape)
         if step.copies:
             self._copy_blocks(step.copies)
-        arguments = (self._weights, self._kv, self._rows, self._to_ranks(step.packed))
+        arguments = (self._weights, self._kv, self._rows, self.ranks.put(step.packed))
         if step.shape.variant == "greedy":
             tokens, self._kv, self._rows = forward(*arguments)
-            return DeviceTokens(tokens)
+            return DeviceTokens(self.ranks, tokens)
         logits, *hidden, self._kv = forward(*arguments)
         prompt = self._score_prompt(hidden[0], step.prompt) if step.prompt else ()
         if step.sampling is None:  # prompts are scored, and none of them ends here
             none = np.zeros((self.program.num_ranks, step.shape.num_requests), np.int32)
-            return DeviceTokens(self._to_ranks(none), None, prompt)
+            return DeviceTokens(self.ranks, self.ranks.put(none), None, prompt)
         sampled = self._sample(logits, step.sampling)
-        return DeviceTokens(sampled.token, sampled.scores, prompt)
+        return DeviceTokens(self.ranks, sampled.token, sampled.scores, prompt)
+
+    def programs(self, step: PackedStep) -> list[Hashable]:
+        """Lists the compiled programs that a step runs, by the compiler's keys."""
+        keys: list[Hashable] = [step.shape]
+        if step.prompt:
+            sizes = dict.fromkeys(size for _, size in _tiles(step.prompt.index_and_token.shape[2]))
+            keys += [PromptScorerKey(step.shape.num_tokens, size, step.prompt.num_best) for size in sizes]
+        return [*keys, step.sampling.layout.shape] if step.sampling else keys
 
     def logits(self, step: PackedStep) -> np.ndarray:
         """Runs a step for its logits [R, T, V] (float32) instead of its tokens; the KV is written all the same."""
         function = jax.jit(make_logits(self.program, step.shape), donate_argnums=1)
         with without_callers_mesh():
-            logits, self._kv = function(self._weights, self._kv, self._rows, self._to_ranks(step.packed))
+            logits, self._kv = function(self._weights, self._kv, self._rows, self.ranks.put(step.packed))
         return np.asarray(logits)[..., : self.program.decoder.cfg.vocab_size]
 
     def close(self) -> None:
@@ -196,7 +221,7 @@ class ModelRunner:
     def _sample(self, logits: jax.Array, sampling: PackedSampling) -> Sampled[jax.Array]:
         """Chooses tokens from logits, in the device's order behind the forward pass."""
         sampler = self._compiler.get_sampler(sampling.layout.shape)
-        packed = self._to_ranks(sampling.packed)
+        packed = self.ranks.put(sampling.packed)
         if not sampling.layout.shape.penalties:
             sampled, self._rows = sampler(logits, self._rows, packed)
             return sampled
@@ -223,24 +248,23 @@ class ModelRunner:
             size = 64 << 2 * max(0, -(-((len(token_ids) - 1).bit_length() - 6) // 2))
             array = np.full((num_ranks, size), vocab_size, np.int32)
             array[reset.rank, : len(token_ids)] = token_ids
-            return self._to_ranks(array)
+            return self.ranks.put(array)
 
         row = np.full(num_ranks, self._compiler.num_rows, np.int32)
         row[reset.rank] = reset.row
-        return self._to_ranks(row), padded(reset.prompt_ids), padded(reset.output_ids)
+        return self.ranks.put(row), padded(reset.prompt_ids), padded(reset.output_ids)
 
     def _score_prompt(self, hidden: jax.Array, prompt: PromptScoring) -> list[ScoreArrays]:
         """Scores prompt tokens a tile at a time, so that few rows of logits exist at once."""
         scores, (num_tokens, total) = [], (hidden.shape[1], prompt.index_and_token.shape[2])
-        for start in range(0, total, SCORED_TILES[-1]):
+        for start, size in _tiles(total):
             part = prompt.index_and_token[:, :, start : start + SCORED_TILES[-1]]
-            size = next(size for size in SCORED_TILES if size >= part.shape[2])
             padded = np.zeros((*part.shape[:2], size), np.int32)
             padded[:, :, : part.shape[2]] = part
             scorer = self._compiler.get_prompt_scorer(num_tokens, size, prompt.num_best)
-            told = scorer(self._weights, hidden, self._to_ranks(padded))
+            told = scorer(self._weights, hidden, self.ranks.put(padded))
             if prompt.num_best == WHOLE_VOCABULARY:  # as large as the logits: it leaves before the next is made
-                told = jax.tree.map(np.asarray, told)
+                told = jax.tree.map(lambda array: self.ranks.begin(array).read(), told)
             scores.append(told)
         return scores
 
@@ -250,7 +274,7 @@ class ModelRunner:
         padded = np.zeros((len(copies), 2, size), np.int32)
         for rank, pairs in enumerate(copies):
             padded[rank, :, : len(pairs)] = np.asarray(pairs, np.int32).reshape(-1, 2).T
-        self._kv = self._copy(self._kv, self._to_ranks(padded))
+        self._kv = self._copy(self._kv, self.ranks.put(padded))
 
     @functools.cached_property
     def _copy(self) -> Callable:
@@ -263,9 +287,13 @@ class ModelRunner:
     def _count(self) -> Callable:
         return jax.jit(over_mesh(self.program, "count", _count, (OfRank(),) * 4, OfRank()), donate_argnums=0)
 
-    def _to_ranks(self, array: np.ndarray) -> jax.Array:
-        """Gives each data rank its part of an array."""
-        return jax.device_put(array, self._stacked)
+
+def _tiles(total: int) -> list[tuple[int, int]]:
+    """Where each tile of scored tokens starts, and the size that it is padded to."""
+    starts = range(0, total, SCORED_TILES[-1])
+    return [
+        (start, next(size for size in SCORED_TILES if size >= min(total - start, SCORED_TILES[-1]))) for start in starts
+    ]
 
 
 def _count(counts: jax.Array, row: jax.Array, prompt_ids: jax.Array, output_ids: jax.Array) -> jax.Array:

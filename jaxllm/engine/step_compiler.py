@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxllm.engine.step import RowState, StepProgram, make_step
 from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.warm_up import WarmUp
 from jaxllm.mesh.caller import without_callers_mesh
+from jaxllm.mesh.processes import processes_of
 from jaxllm.models.forward import Weights, weights_tree
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,36 @@ class SamplerSettings(NamedTuple):
 
     logprobs_mode: str = "raw_logprobs"
     processors: Mapping[str, LogitsProcessor] = MappingProxyType({})
+
+
+class PromptScorerKey(NamedTuple):
+    """What a compiled scorer of prompts is kept under."""
+
+    num_tokens: int
+    num_scored: int
+    num_best: int
+
+
+class Elsewhere(Protocol):
+    """What a compiler asks and tells of the other processes of its engine."""
+
+    def has(self, key: Hashable) -> bool:
+        """Says whether each of them has compiled a program, as far as is known here."""
+        ...
+
+    def tell(self, key: Hashable) -> None:
+        """Notes that this process has compiled one."""
+        ...
+
+
+class _Nowhere:
+    """There are no other processes."""
+
+    def has(self, key: Hashable) -> bool:
+        return True
+
+    def tell(self, key: Hashable) -> None:
+        pass
 
 
 class StepCompiler:
@@ -62,6 +93,7 @@ class StepCompiler:
         self.num_planned = 0
         self.finished: float | None = None  # when the warm-up ended, in seconds of time.perf_counter()
         self.store = store
+        self.elsewhere: Elsewhere = _Nowhere()
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
         self._planned: set[Hashable] = set()  # what the warm-up has not compiled yet
         self._under_way: dict[Hashable, Lock] = {}
@@ -82,13 +114,25 @@ class StepCompiler:
 
     def get_prompt_scorer(self, num_tokens: int, num_scored: int, num_best: int) -> Callable:
         """Gives the program that scores so many tokens of a step, compiling it at first use."""
-        key = ("prompt scorer", num_tokens, num_scored, num_best)
+        key = PromptScorerKey(num_tokens, num_scored, num_best)
         return self._compiled.get(key) or self._keep(
             key,
             lambda: compile_prompt_scorer(
                 self.program, num_tokens, num_scored, num_best, self.settings, self._tracing()
             ),
         )
+
+    def make(self, key: Hashable) -> None:
+        """Compiles the program of a key, unless that has happened."""
+        match key:
+            case StepShape():
+                self.get(key)
+            case SamplerShape():
+                self.get_sampler(key)
+            case PromptScorerKey():
+                self.get_prompt_scorer(*key)
+            case _:
+                raise TypeError(f"{key!r} is no key of a program")
 
     def step_shapes(self) -> list[StepShape]:
         """Lists the shapes whose forward pass is compiled."""
@@ -147,7 +191,7 @@ class StepCompiler:
 
     def _make(self, shape: StepShape | SamplerShape) -> None:
         try:
-            self.get(shape) if isinstance(shape, StepShape) else self.get_sampler(shape)
+            self.make(shape)
         finally:
             with self._lock:
                 self._planned.discard(shape)
@@ -159,7 +203,7 @@ class StepCompiler:
 
     def _is_ready(self, shape: StepShape) -> bool:
         """Tells a compiled forward pass; one of the variant "logits" waits for the usual samplers of its size."""
-        if shape not in self._compiled:
+        if shape not in self._compiled or not self.elsewhere.has(shape):
             return False
         if shape.variant == "greedy":
             return True
@@ -181,6 +225,7 @@ class StepCompiler:
                 with self._lock:
                     self.largest_temporary = max(self.largest_temporary, temporary_bytes(compiled))
                     self._compiled[key] = compiled
+                self.elsewhere.tell(key)
                 if store is not None and not was_stored:
                     store.save(key, compiled)
             return self._compiled[key]
@@ -287,4 +332,6 @@ def compiler_options(program: StepProgram) -> dict[str, bool | int | str] | None
     if program.platform == "cpu":
         return None
     options: dict[str, bool | int | str] = {"xla_gpu_enable_triton_gemm": False}
+    if len(processes_of(program.mesh)) > 1:  # else they would wait for each other's share of it, in every program
+        options["xla_gpu_shard_autotuning"] = False
     return options | ({"xla_gpu_enable_command_buffer": _CAPTURED} if program.capture_collectives else {})

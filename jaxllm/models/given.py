@@ -55,9 +55,9 @@ def given_model(model: object) -> GivenModel:
         InputError: it is neither.
     """
     if isinstance(model, Decoder):
-        return GivenModel(model.cfg, collect(model))
+        return GivenModel(model.cfg.unsplit(), collect(model))
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], ModelConfig):
-        return GivenModel(model[0], collect(model[1]))
+        return GivenModel(model[0].unsplit(), collect(model[1]))
     raise InputError(
         "model must be a name, folder or file, a jaxllm.models.decoder.Decoder, or a pair (ModelConfig, weights), "
         f"got {type(model).__name__}"

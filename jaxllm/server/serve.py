@@ -31,6 +31,11 @@ def serve(engine_args: EngineArgs, args: ServerArgs) -> int:
         InputError: a mistake of the user's, before anything is served.
     """
     set_up_logging(args)
+    if engine_args.node_rank > 0:
+        from jaxllm.api.follower import follow
+
+        follow(engine_args)
+        return 0
     with bind_socket(args.host, args.port) as bound:
         from jaxllm.api.async_llm import AsyncLLM  # takes seconds, and a port in use is told at once
 

@@ -40,6 +40,8 @@ def run(values: dict[str, Any]) -> int:
     if args.output is None:
         raise InputError("output is missing: name the folder for the executables")
     engine = engine_args({**given, "executables": args.output})
+    if engine.nnodes > 1:
+        raise InputError(f"nnodes={engine.nnodes}: programs of several processes cannot be kept in a folder")
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     prepare_environment(os.environ, has_store=True)
     if args.device is not None:

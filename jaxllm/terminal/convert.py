@@ -123,7 +123,7 @@ def _read(engine: EngineArgs, source: Any) -> dict[str, Any]:
     stored = "float32" if source.checkpoint.format == "gguf" else cfg.dtype  # what is dequantised is no 16-bit number
     dtype = jnp.dtype(stored if engine.dtype == "auto" else DTYPES[engine.dtype])
     program, device = build_program(cfg, separate=True), SingleDeviceSharding(jax.devices("cpu")[0])
-    pieces = checkpoint_pieces(source, cfg)
+    pieces = checkpoint_pieces(source.checkpoint, source.family, cfg)
     weights = load_weights(program, source.checkpoint, pieces, dtype, lambda spec: device, engine.use_tqdm_on_load)
     return layout_arrays(program.params, weights)
 

@@ -18,8 +18,8 @@ folder = Path(sys.argv[1])
 prompts = [case["prompt_ids"] for case in json.loads((folder / "golden.json").read_text())["cases"]]
 longest = max(prompts, key=len)
 PLAIN = [{"temperature": 0.0}, {"seed": 7}]
-SCORED = {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1}
-KINDS = PLAIN if sys.argv[3] == "plain" else [*PLAIN, {"seed": 8, "top_k": 20, "frequency_penalty": 0.5}, SCORED]
+RICH = {"seed": 8, "top_k": 20, "frequency_penalty": 0.5, "logprobs": 2, "prompt_logprobs": 1}
+KINDS = PLAIN if sys.argv[3] == "plain" else [*PLAIN, RICH]
 LATE = {5: longest + prompts[0], 9: longest + prompts[1]}  # their beginning is cached by then, on one rank
 
 def run(ranks):

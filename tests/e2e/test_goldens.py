@@ -68,6 +68,7 @@ def check_first_logits(driver, cases: list[dict]) -> None:
     np.testing.assert_allclose(logits, [case["logits_first"] for case in cases], atol=1e-3, rtol=0)
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("family", mostly_fast(FAMILIES))
 def test_greedy_tokens_and_first_logits_equal_the_goldens(family, engine_of, golden_cases):
     cases = golden_cases(family)
@@ -100,6 +101,7 @@ def beyond(case: dict, limit: int) -> dict:
     return case | {"prompt_ids": prompt, "output_ids": rest}
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("family", mostly_fast(name for name in MADE if name in UNCHANGED_UPTO))
 def test_ropes_that_depend_on_the_longest_context_equal_the_goldens_on_both_sides(family, engine_of, golden_cases):
     limit, cases = UNCHANGED_UPTO[family], golden_cases(family)

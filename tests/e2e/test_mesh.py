@@ -3,8 +3,6 @@
 import json
 from collections.abc import Iterable
 
-import pytest
-
 SHAPES = ((1, 2), (2, 1), (2, 2), (1, 4), (4, 2), (2, 4))
 
 # Each line of the plan is a model and a shape. Greedy cases come several times, so that they find each other's prefixes

@@ -1,13 +1,16 @@
 """Parameters that a program holds, in any tree in which layers are kept, become the arrays that a decoder takes."""
 
 import re
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
+from jaxllm import AxisRules, param_shardings
 from jaxllm.config.errors import InputError
 from jaxllm.models.config import LayerKind, ModelConfig
 from jaxllm.models.decoder import Decoder
@@ -29,6 +32,15 @@ CFG = ModelConfig(
     norm_eps=1e-6,
     attention_scale=0.5,
 )
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    """Stands in for a device: a mesh only lays it out."""
+
+    id: int
+    platform: str = "gpu"
+    process_index: int = 0
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +140,21 @@ def test_a_type_may_be_asked_for(decoder):
 def test_anything_else_is_no_model(model):
     with pytest.raises(InputError, match="model must be a name, folder or file, a "):
         given_model(model)
+
+
+def test_shardings_are_said_in_the_callers_names_and_what_is_to_be_laid_out_is_whole():
+    devices = np.asarray([FakeDevice(i) for i in range(4)])
+    mesh = Mesh(devices.reshape(1, 4), ("fsdp", "tp"))
+    rules = AxisRules("fsdp", "fsdp", "tp", "tp", "tp", "tp")
+    tree = param_shardings(CFG, mesh, rules)
+    assert list(tree["layers"]) == [0, 1]
+    layer = tree["layers"][1]
+    assert layer["mlp"]["gate_up_proj"].spec == PartitionSpec(None, None, "tp")
+    assert layer["attention"]["qkv_proj"].spec == PartitionSpec()  # 2 KV heads on 4 ranks
+    assert layer["attention"]["o_proj"].spec == PartitionSpec("tp", None, None)  # 4 query heads
+    assert tree["head"]["proj"].spec == PartitionSpec("tp", None)
+    half = Mesh(devices[:2].reshape(2, 1), ("tp", "fsdp"))
+    stacked = param_shardings(CFG, half, rules, stacked=True)
+    assert stacked["layers"]["attention"]["qkv_proj"].spec == PartitionSpec(None, None, "tp", None, None)
+    with pytest.raises(InputError, match="the mesh has the axes fsdp, tp, neither data nor tensor"):
+        param_shardings(CFG, mesh)

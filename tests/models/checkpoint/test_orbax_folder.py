@@ -26,7 +26,7 @@ def load(folder, mesh, separate):
     program = build_program(whole.split(mesh.shape["tensor"]), separate=separate)
     sharding = lambda spec: NamedSharding(mesh, AxisRules().spec(*spec.stored_axes))
     before = bytes_read()
-    pieces = checkpoint_pieces(source, whole)
+    pieces = checkpoint_pieces(source.checkpoint, source.family, whole)
     weights = load_weights(program, source.checkpoint, pieces, jnp.dtype("float32"), sharding, False)
     return weights, bytes_read() - before
 
