@@ -109,6 +109,7 @@ class Candidate:
     mesh: MeshShape
     memory: MemoryUse | None = None
     operating: Point | None = None  # at the traffic's rate, or at the largest batch that keeps the targets
+    most: Point | None = None  # at the largest batch that keeps the targets, whatever the rate
     alone: Point | None = None  # one request at a time in each copy
     curve: tuple[Point, ...] = ()
     keeps_targets: bool = False
@@ -190,6 +191,7 @@ def examine(shape: ModelShape, device: DeviceSpec, mesh: MeshShape, traffic: Tra
         mesh=mesh,
         memory=memory,
         operating=operating,
+        most=at(within),
         alone=at(1),
         curve=tuple(at(b) for b in _batches(most)),
         keeps_targets=keeps,
@@ -410,8 +412,8 @@ def _padding(shape: ModelShape, shard: Shard, tensor: int) -> str:
 
 
 def _throughput(candidate: Candidate) -> float:
-    assert candidate.operating is not None
-    return max(candidate.operating.tokens_per_second, 0.0)
+    assert candidate.most is not None
+    return candidate.most.tokens_per_second
 
 
 def _latency(candidate: Candidate, traffic: Traffic) -> float:
@@ -422,22 +424,22 @@ def _latency(candidate: Candidate, traffic: Traffic) -> float:
 
 
 def _why(plan: Plan, fast: Candidate, quick: Candidate) -> str:
-    assert fast.operating is not None
+    assert fast.most is not None
     assert fast.memory is not None
-    p = fast.operating
+    p = fast.most
     others = [c for c in plan.may_be_best() if c.keeps_targets and c.mesh != fast.mesh]
     parts = {"reading weights": p.step.weights, "reading KV": p.step.kv, "multiplying": p.step.compute}
     parts |= {"all-reduces": p.step.all_reduce, "launches": p.step.kernels, "the pipeline's bubble": p.step.bubble}
     largest = max(parts, key=lambda name: parts[name])
     said = (
-        f"{fast.mesh} gives {p.tokens_per_second:,.0f} output tokens/s with {p.batch} requests in each copy: "
+        f"{fast.mesh} gives up to {p.tokens_per_second:,.0f} output tokens/s with {p.batch} requests in each copy: "
         f"{parts[largest] / p.step.total:.0%} of a step goes to {largest}"
     )
     if others:
         second = max(others, key=_throughput)
-        assert second.operating is not None
+        assert second.most is not None
         assert second.memory is not None
-        o = second.operating
+        o = second.most
         said += (
             f"; {second.mesh} comes next with {o.tokens_per_second:,.0f} (all-reduces {_share(o)} against {_share(p)}, "
             f"KV for {second.memory.largest_batch * second.mesh.data:,} requests against "
@@ -464,7 +466,7 @@ def _why_none(plan: Plan) -> str:
             f"no shape keeps the targets: {best.mesh} takes TTFT {best.alone.ttft * 1e3:,.1f} ms and TPOT "
             f"{best.alone.tpot * 1e3:.2f} ms with one request in each copy"
         )
-    most = max(c.operating.requests_per_second for c in keeping if c.operating)
+    most = max(c.most.requests_per_second for c in keeping if c.most)
     return f"no shape carries {t.request_rate:g} requests/s within the targets: the most is {most:.2f}"
 
 

@@ -114,10 +114,11 @@ def _candidate_json(c: Candidate) -> dict[str, Any]:
             "kv_tokens": m.num_tokens,
             "largest_batch": m.largest_batch,
         }
-    if c.operating is None or c.alone is None or c.settings is None:
+    if c.operating is None or c.most is None or c.alone is None or c.settings is None:
         return said
     return said | {
         "operating": _point_json(c.operating),
+        "most": _point_json(c.most),
         "alone": _point_json(c.alone),
         "curve": [_point_json(p) for p in c.curve],
         "keeps_targets": c.keeps_targets,
@@ -162,7 +163,7 @@ _TIMES = (
     "bubble",
     "host",
 )
-_SPEEDS = ("shape", "batch", "TTFT ms", "TPOT ms", "out tok/s", "per device", "requests/s", "")
+_SPEEDS = ("shape", "batch", "TTFT ms", "TPOT ms", "out tok/s", "per device", "requests/s", "at most", "")
 
 
 def _memory_row(c: Candidate) -> list[str]:
@@ -179,8 +180,9 @@ def _time_row(c: Candidate) -> list[str]:
 
 
 def _speed_row(plan: Plan, c: Candidate) -> list[str]:
-    p = c.operating
+    p, most = c.operating, c.most
     assert p is not None
+    assert most is not None
     marks = [] if c.keeps_targets else ["misses the targets"]
     marks += [] if c.carries_rate else ["too slow for the rate"]
     if plan.for_throughput is c:
@@ -195,6 +197,7 @@ def _speed_row(plan: Plan, c: Candidate) -> list[str]:
         *times,
         *(f"{s:,.0f}" for s in speeds),
         _short(p.requests_per_second),
+        _short(most.requests_per_second),
         ", ".join(marks),
     ]
 

@@ -116,6 +116,13 @@ def test_a_rate_gives_the_batch_that_carries_it_and_rows_for_its_bursts():
     assert over.why.startswith("no shape carries 10000 requests/s")
 
 
+def test_with_a_rate_the_best_for_throughput_is_the_one_with_the_most_in_reserve():
+    plan = make_plan(LLAMA_70B, A100, 8, dataclasses.replace(TRAFFIC, request_rate=1.0), Limits(stages=False))
+    reserve = {c.mesh: c.most.requests_per_second for c in plan.may_be_best() if c.most is not None}
+    assert best(plan).mesh == max(reserve, key=lambda mesh: reserve[mesh])
+    assert reserve[best(plan).mesh] > point_of(best(plan)).requests_per_second
+
+
 def test_one_request_wants_tensor_ranks_and_many_want_copies():
     plan = make_plan(LLAMA_70B, A100, 8, TRAFFIC, Limits(stages=False))
     assert plan.for_latency is not None
