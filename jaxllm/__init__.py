@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxllm.config.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
     from jaxllm.mesh.axes import AxisRules
     from jaxllm.models.shardings import param_shardings
+    from jaxllm.planning.call import plan
 
 __all__ = [
     "LLM",
@@ -38,6 +39,7 @@ __all__ = [
     "SamplingParams",
     "__version__",
     "param_shardings",
+    "plan",
 ]
 __version__ = "0.1.0"
 
@@ -58,6 +60,7 @@ _HOMES = {
     "RequestOutputKind": "jaxllm.config.sampling_params",
     "SamplingParams": "jaxllm.config.sampling_params",
     "param_shardings": "jaxllm.models.shardings",
+    "plan": "jaxllm.planning.call",
 }
 
 

@@ -204,5 +204,17 @@ COMMANDS = {
         "[MODEL] --output DIR [flags]",
         (POSITIONAL, "convert"),
     ),
+    "plan": _found_in(
+        "jaxllm.planning.command",
+        "say which mesh shape, batch and budget to take for a model, devices and traffic",
+        "[MODEL] --devices 8xA100-80G [flags]",
+        (POSITIONAL, "plan"),
+    ),
+    "diagnose": _found_in(
+        "jaxllm.diagnose.command",
+        "say what limits an engine, from a file of bench or a running server",
+        "FILE|URL [flags]",
+        (POSITIONAL, "diagnose"),
+    ),
     "collect-env": _found_in("jaxllm.terminal.collect_env", "say what a report of a defect should say", "", ()),
 }

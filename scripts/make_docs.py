@@ -15,6 +15,8 @@ from jaxllm.bench.args import LatencyArgs, MeshArgs, SuiteArgs, ThroughputArgs
 from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
+from jaxllm.diagnose.command import DiagnoseArgs
+from jaxllm.planning.command import PlanArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
 from jaxllm.terminal.compile import CompileArgs
 from jaxllm.terminal.convert import ConvertArgs
@@ -91,6 +93,8 @@ def pages() -> dict[Path, dict[str, str]]:
         "complete flags": flag_table(CompleteArgs),
         "compile flags": flag_table(CompileArgs),
         "convert flags": flag_table(ConvertArgs),
+        "plan flags": flag_table(PlanArgs),
+        "diagnose flags": flag_table(DiagnoseArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
     }
