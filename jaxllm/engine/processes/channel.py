@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from jaxllm.engine.processes.messages import Gone, Heartbeat, Message, Refused, decode, encode
+from jaxllm.engine.processes.messages import Gone, Heartbeat, Message, Refused, Stop, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class Channel:
             take = self._takers.get(type(message))
             if isinstance(message, Heartbeat):
                 continue
-            if isinstance(message, Refused):
+            if isinstance(message, Refused | Stop):
                 self._is_closed.set()  # its sender ends, which is no loss
             if isinstance(message, Gone):
                 self.end(message.line)
