@@ -41,8 +41,8 @@ def run(model, data, tensor, cases, length, with_sampled):
     engine, tokens, ends = built.engine, {}, {}
     copies = 1 + data
     sampling = SAMPLED if with_sampled else ()
-    for copy in range(copies):
-        for i, case in enumerate(cases):
+    for i, case in enumerate(cases):
+        for copy in range(copies):
             count = len(case["output_ids"])
             params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
             engine.add(f"greedy {i} {copy}", case["prompt_ids"], params)
@@ -76,6 +76,8 @@ for model, length, cases, shapes, with_sampled in json.loads(Path(sys.argv[1]).r
 
 
 FAMILIES = sorted(file.parent.name for file in GOLDEN.glob("*/golden.json"))
+# One for each way in which layers differ: norms, biases, windows, layers side by side, ropes.
+KINDS = ("cohere", "gemma2", "olmo2", "phi4_mini", "qwen2", "qwen3", "starcoder2")
 # Their ropes depend on the longest context of the run, up to which the goldens hold.
 LENGTHS = {"phi4_mini": 48, "llama_dynamic": 64}
 
@@ -101,8 +103,8 @@ def golden(family: str, shapes: Sequence[tuple[int, int]], with_sampled: bool = 
 def packaged(shapes: Sequence[tuple[int, int]]) -> Run:
     """SmolLM2, of whose nine query and three KV heads no even number of ranks has equal shares."""
     results = json.loads((GOLDEN / "real" / "smollm2.json").read_text())["results"]
-    cases = [{"prompt_ids": r["prompt_ids"], "output_ids": r["output_ids"][:24]} for r in results]
-    return Run("smollm2", 96, [case for case in cases if len(case["prompt_ids"]) <= 64], shapes)
+    cases = [{"prompt_ids": r["prompt_ids"], "output_ids": r["output_ids"][:16]} for r in results[:3]]
+    return Run("smollm2", 64, [case for case in cases if len(case["prompt_ids"]) <= 64], shapes)
 
 
 def check(run_program, tmp_path, runs: Sequence[Run]) -> None:
@@ -118,17 +120,15 @@ def test_a_model_has_the_tokens_of_one_device_on_a_mesh(run_program, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_has_the_tokens_of_one_device_on_every_mesh(run_program, tmp_path):
-    check(run_program, tmp_path, [golden("llama", [(1, 1), (4, 2), (2, 4)], True), golden("gemma3_text", SHAPES)])
+def test_greedy_and_sampled_tokens_are_those_of_one_device_on_large_meshes(run_program, tmp_path):
+    check(run_program, tmp_path, [golden("llama", [(1, 1), (2, 4), (4, 2)], True), golden("gemma3_text", [(1, 4)])])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(2))
-def test_every_family_has_the_tokens_of_one_device_on_a_mesh(part, run_program, tmp_path):
-    runs = [golden(family, [SHAPES[i % len(SHAPES)]]) for i, family in enumerate(FAMILIES)]
-    check(run_program, tmp_path, runs[part::2])
+def test_families_of_every_kind_of_layer_have_the_tokens_of_one_device_on_a_mesh(run_program, tmp_path):
+    check(run_program, tmp_path, [golden(family, [SHAPES[i % len(SHAPES)]]) for i, family in enumerate(KINDS)])
 
 
 @pytest.mark.slow
 def test_smollm2_has_the_tokens_of_one_device_on_a_mesh(run_program, tmp_path):
-    check(run_program, tmp_path, [packaged([(2, 4)])])
+    check(run_program, tmp_path, [packaged([(1, 4)])])

@@ -53,7 +53,7 @@ for data, tensor in json.loads(sys.argv[3]):
 @pytest.mark.slow
 def test_requests_of_every_kind_are_answered_alike(golden, run_program):
     prompts = [[5, 17, 300, 42], [1, 160, 161], [319, 0, 3], [8] * 7, [250, 40, 99], [77]]
-    meshes = [(1, 1), (2, 2), (1, 4)]  # data, tensor
+    meshes = [(1, 1), (1, 4)]  # data, tensor
     told = run_program(
         ANSWERS, golden / "llama_linear", json.dumps(prompts), json.dumps(meshes), num_devices=4, timeout=300
     )
