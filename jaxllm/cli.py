@@ -210,6 +210,12 @@ COMMANDS = {
         "[MODEL] --devices 8xA100-80G [flags]",
         (POSITIONAL, "plan"),
     ),
+    "simulate": _found_in(
+        "jaxllm.simulate.command",
+        "say how an engine would do with some traffic: throughput, times, queue, KV over time",
+        "[MODEL] --devices 2xH200 [flags]",
+        (POSITIONAL, "simulate"),
+    ),
     "diagnose": _found_in(
         "jaxllm.diagnose.command",
         "say what limits an engine, from a file of bench or a running server",

@@ -8,7 +8,7 @@ from jaxllm.scheduler.batch import RankBatch, ScheduledBatch
 
 
 class ModelledDevice:
-    """Devices of a mesh, each with its share of a model. Padding costs what tokens do; all wait for the slowest rank."""
+    """Devices of a mesh, each with its share of a model. Padding costs what tokens do; the slowest rank counts."""
 
     def __init__(self, shape: ModelShape, device: DeviceSpec, tensor: int):
         self._shape, self._device, self._tensor = shape, device, tensor
