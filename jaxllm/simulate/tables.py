@@ -36,30 +36,19 @@ def facts(subject: Subject, mesh: MeshShape | None = None) -> Iterator[tuple[str
 
 def rows(f: Figures) -> Iterator[tuple[str, str]]:
     """Yields labels and values of a simulation's figures but for times and ranks."""
-    yield (
-        "traffic",
-        (
-            f"{f.num_requests:,} requests, {f.num_input_tokens:,} tokens in, {f.num_output_tokens:,} out, "
-            f"in {f.seconds:,.2f} s"
-        ),
-    )
     total = (f.num_input_tokens + f.num_output_tokens) / f.seconds
-    yield (
-        "throughput",
-        f"{f.tokens_per_second:,.0f} output tokens/s, {total:,.0f} in all, {f.requests_per_second:,.2f} requests/s",
-    )
+    asked = f"{f.num_requests:,} requests, {f.num_input_tokens:,} tokens in, {f.num_output_tokens:,} out"
+    yield "traffic", f"{asked}, in {f.seconds:,.2f} s"
+    speed = f"{f.tokens_per_second:,.0f} output tokens/s, {total:,.0f} in all"
+    yield "throughput", f"{speed}, {f.requests_per_second:,.2f} requests/s"
     yield (
         "steps",
         f"{f.num_steps:,} of {f.mean_batch:,.1f} requests; devices busy {f.device_busy_share:.0%} of the time",
     )
     yield "padding", f"{f.padding_share:.1%} of {f.num_scheduled_tokens + f.num_padded_tokens:,} tokens"
     yield "queue", f"{f.mean_waiting:,.1f} waiting in the mean, {f.peak_waiting:,} at most"
-    yield (
-        "preemptions",
-        (
-            f"{f.num_preemptions:,}, {f.num_recomputed_tokens:,} tokens computed again; pools of {f.num_kv_tokens:,} tokens"
-        ),
-    )
+    lost = f"{f.num_preemptions:,}, {f.num_recomputed_tokens:,} tokens computed again"
+    yield "preemptions", f"{lost}; a pool holds {f.num_kv_tokens:,} tokens"
 
 
 def print_figures(figures: Figures) -> None:
