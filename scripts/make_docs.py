@@ -17,6 +17,7 @@ from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.diagnose.command import DiagnoseArgs
 from jaxllm.planning.command import PlanArgs
+from jaxllm.simulate.command import SimulateArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
 from jaxllm.terminal.compile import CompileArgs
 from jaxllm.terminal.convert import ConvertArgs
@@ -94,6 +95,7 @@ def pages() -> dict[Path, dict[str, str]]:
         "compile flags": flag_table(CompileArgs),
         "convert flags": flag_table(ConvertArgs),
         "plan flags": flag_table(PlanArgs),
+        "simulate flags": flag_table(SimulateArgs),
         "diagnose flags": flag_table(DiagnoseArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),

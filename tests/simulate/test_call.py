@@ -1,6 +1,8 @@
 """What the scheduler makes of the comparison's workloads, on a device that is a formula."""
 
+import json
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +70,21 @@ def test_the_pool_is_that_of_a_plan_and_a_small_one_preempts(subject):
 def test_a_mistake_is_told_with_its_numbers(options, said):
     with pytest.raises(InputError, match=said):
         simulate("llama-3.1-8b", "2xH200", [Arrival(100, 20)], **options)
+
+
+RUN = json.loads((Path(__file__).parents[2] / "docs" / "benchmarks" / "engine-h200.json").read_text())
+
+
+@pytest.mark.parametrize("workload", ["W1", "W2", "W3"])
+def test_a_workload_has_the_steps_of_the_h200s_run_and_its_medians_within_15_percent(subject, workload):
+    wanted = {"model": "llama-3.1-8b", "workload": workload, "max_num_seqs": 256, "engine": "jaxllm"}
+    (row,) = [row for row in RUN["rows"] if wanted.items() <= row.items()]
+    steps, measured = row["result"]["steps"], row["result"]["latencies_ms"]
+    f = run(subject, workload, count=None, num_gpu_blocks_override=52_736, enable_prefix_caching=False)
+    assert (f.num_steps, f.mean_batch, f.padding_share) == pytest.approx(
+        (steps["num_steps"], steps["mean_batch"], steps["padding_share"])
+    )
+    looked_at = [step.kv_usage[0] for step in f.steps[::16]]  # as the engine does
+    assert max(looked_at) == pytest.approx(steps["kv_usage_peak"])
+    for name, spread in {"ttft": f.ttft, "tpot": f.tpot, "e2e": f.latency}.items():
+        assert 1e3 * spread.p50 == pytest.approx(measured[name]["p50"], rel=0.15)
