@@ -13,7 +13,7 @@ from jaxllm.simulate.arrivals import Arrival, lengths_of, synthetic
 from jaxllm.simulate.call import Options, mesh_of, setting_of, simulate, simulate_on
 
 
-def run(subject, workload="W2", devices="1xH200", count=500, rate=None, **options):
+def run(subject, workload="W2", devices="1xH200", count: int | None = 500, rate=None, **options):
     requests = synthetic(lengths_of(workload, 0, 0, count), "at-once" if rate is None else "poisson", rate)
     subject = subject(devices)
     return simulate_on(subject, mesh_of(subject, None, 1), requests, Options(max_model_len=4096, **options))
