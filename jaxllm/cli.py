@@ -216,6 +216,12 @@ COMMANDS = {
         "[MODEL] --devices 2xH200 [flags]",
         (POSITIONAL, "simulate"),
     ),
+    "calibrate": _found_in(
+        "jaxllm.calibrate.command",
+        "measure steps on this machine and describe its device for plan and simulate",
+        "[MODEL] --output FILE [flags]",
+        (POSITIONAL, "calibrate"),
+    ),
     "diagnose": _found_in(
         "jaxllm.diagnose.command",
         "say what limits an engine, from a file of bench or a running server",
