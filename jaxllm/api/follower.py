@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxllm.config.engine_args import EngineArgs, engine_args
 from jaxllm.config.errors import InputError
-from jaxllm.engine.build import StartTimes, build_runner, find_model
+from jaxllm.engine.build import StartTimes, build_runner
+from jaxllm.engine.model_source import find_model
 from jaxllm.engine.processes.group import ProcessGroup
 from jaxllm.engine.processes.replay import replay
 from jaxllm.mesh.caller import without_callers_mesh

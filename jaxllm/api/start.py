@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 
 from jaxllm.config.engine_args import EngineArgs, engine_args
 from jaxllm.config.errors import InputError
-from jaxllm.engine.build import BuiltEngine, ModelSource, StartTimes, build_engine, find_model, take_model
+from jaxllm.engine.build import BuiltEngine, StartTimes, build_engine
+from jaxllm.engine.model_source import ModelSource, find_model, take_model
 from jaxllm.engine.processes.group import ProcessGroup
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.caller import callers_axes, engine_mesh, without_callers_mesh

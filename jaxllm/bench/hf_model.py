@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxllm.config.engine_args import DTYPES, EngineArgs
 from jaxllm.config.errors import InputError
-from jaxllm.engine.build import ModelSource, find_model
+from jaxllm.engine.model_source import ModelSource, find_model
 from jaxllm.models.checkpoint.source import Checkpoint
 
 CHECKPOINT_WEIGHTS = "the checkpoint's, as jaxllm reads them"

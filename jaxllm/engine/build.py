@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +22,13 @@ from jaxllm.engine.buckets import Buckets, StepShape, make_buckets
 from jaxllm.engine.compiled_for import compiled_for
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.executable_store import ExecutableStore
-from jaxllm.engine.generation_config import choose_generation_config, sampling_defaults
+from jaxllm.engine.generation_config import sampling_defaults
 from jaxllm.engine.given_weights import show_taken, take_weights
 from jaxllm.engine.input_builder import InputBuilder
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.memory import MemoryPlan, bytes_per_device, plan_memory, show_bytes, temporaries_bound
 from jaxllm.engine.model_runner import ModelRunner, Runner
+from jaxllm.engine.model_source import ModelSource, checkpoint_pieces
 from jaxllm.engine.processes.group import ProcessGroup
 from jaxllm.engine.processes.leader import CompiledElsewhere, LeadingRunner
 from jaxllm.engine.sampler_inputs import SamplerShape
@@ -46,19 +47,11 @@ from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
 from jaxllm.mesh.processes import local_devices, ordered_devices
 from jaxllm.models.checkpoint.orbax_folder import OrbaxFolder
-from jaxllm.models.checkpoint.resolve import open_checkpoint
-from jaxllm.models.checkpoint.safetensors_folder import read_json_object
-from jaxllm.models.checkpoint.source import Checkpoint
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.engine_layout import layout_pieces
-from jaxllm.models.family import Family, Piece
 from jaxllm.models.forward import Weights, build_program
-from jaxllm.models.given import GivenModel
 from jaxllm.models.hf_config import token_ids
 from jaxllm.models.loader import dummy_weights, load_weights
 from jaxllm.models.read_config import read_config
-from jaxllm.models.registry import find_family
-from jaxllm.models.shapes import find_shape
 from jaxllm.models.step_context import Kernels
 from jaxllm.scheduler.block_pool import BlockPool
 from jaxllm.scheduler.kv_groups import KVGroups
@@ -68,11 +61,6 @@ from jaxllm.scheduler.scheduler import Scheduler, SchedulerConfig
 
 logger = logging.getLogger(__name__)
 
-_FORMATS = {
-    "gguf": "a GGUF file",
-    "safetensors": "a folder of safetensors",
-    "orbax": "a folder of the decoder's own arrays (orbax)",
-}
 
 _DEFAULT_LIMITS = {"cpu": (32, 512)}  # max_num_seqs, max_num_batched_tokens
 _GPU_LIMITS = (256, 8192)
@@ -93,20 +81,6 @@ class StartTimes:
             yield
         finally:
             self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """What is to be run: config.json with its family, and the checkpoint (None for dummy weights of a known shape).
-
-    Both configurations are with the user's changes. Or a model that the caller's program holds, with no more than that.
-    """
-
-    hf_config: dict[str, Any]
-    generation_config: dict[str, Any]
-    family: Family | None
-    checkpoint: Checkpoint | None
-    given: GivenModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,56 +134,6 @@ class BuiltEngine:
         self.runner.close()
         if self.processes is not None:
             self.processes.stop()
-
-
-def find_model(args: EngineArgs) -> ModelSource:
-    """Opens the checkpoint that the user names; for dummy weights a config.json or a known shape is enough.
-
-    Raises:
-        InputError: it is not found, is unreadable, or its architecture is not supported.
-    """
-    checkpoint, hf_config, generation_config = None, None, {}
-    if args.load_format == "dummy":
-        config_file = Path(args.model).expanduser() / "config.json"
-        hf_config = read_json_object(config_file) if config_file.is_file() else find_shape(args.model)
-    if hf_config is None:
-        checkpoint = open_checkpoint(args.model, args.revision, args.download_dir, args.hf_token)
-        hf_config, generation_config = checkpoint.config, checkpoint.generation_config
-        if args.load_format not in ("auto", "dummy", checkpoint.format):
-            raise InputError(f"load_format={args.load_format}, but {checkpoint.path} is {_FORMATS[checkpoint.format]}")
-    hf_config = merge_overrides(hf_config, args.hf_overrides or {})
-    generation_config = choose_generation_config(args, generation_config)
-    _, family = find_family(hf_config)
-    return ModelSource(hf_config=hf_config, generation_config=generation_config, family=family, checkpoint=checkpoint)
-
-
-def take_model(args: EngineArgs, given: GivenModel) -> ModelSource:
-    """Takes a model that the caller's program holds in the place of a checkpoint.
-
-    Raises:
-        InputError: an option speaks of a checkpoint.
-    """
-    for name in ("hf_overrides", "revision", "hf_token", "download_dir"):
-        if getattr(args, name) is not None:
-            raise InputError(f"{name}: a model that is handed over has no checkpoint; leave it out")
-    if args.load_format != "auto":
-        raise InputError(f"load_format={args.load_format}: a model that is handed over is not loaded; leave it out")
-    return ModelSource(
-        hf_config={},
-        generation_config=choose_generation_config(args, {}),
-        family=None,
-        checkpoint=None,
-        given=given,
-    )
-
-
-def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives config with the keys of overrides; a dictionary is merged into the one that is there."""
-    merged = dict(config)
-    for key, value in overrides.items():
-        is_nested = isinstance(value, Mapping) and isinstance(config.get(key), Mapping)
-        merged[key] = merge_overrides(config[key], value) if is_nested else value
-    return merged
 
 
 def build_engine(
@@ -469,11 +393,6 @@ def _weights(args: EngineArgs, source: ModelSource, program: StepProgram) -> Wei
     if isinstance(source.checkpoint, OrbaxFolder):
         source.checkpoint.release()
     return weights
-
-
-def checkpoint_pieces(checkpoint: Checkpoint, family: Family, cfg: ModelConfig) -> Mapping[str, tuple[Piece, ...]]:
-    """Says which tensors of the checkpoint make up each parameter of an unsplit decoder."""
-    return layout_pieces(cfg) if checkpoint.format == "orbax" else family.pieces(cfg)
 
 
 def _store(

@@ -62,7 +62,8 @@ def _update(mesh: Mesh, stacked: bool, num_inputs: int | None, turned: bool):
         shape = array.shape if stacked else (1, *array.shape)
         first = 1 + (1 if num_inputs is None else num_inputs)
         table = array.reshape(shape[0], math.prod(shape[1:first]), math.prod(shape[first:]))
-        place = (layer, lane, 0) if num_inputs is None else (layer, 0, lane)
+        none = np.int32(0)  # a plain 0 is of 64 bits where the caller has set jax so
+        place = (layer, lane, none) if num_inputs is None else (layer, none, lane)
         chunk = (chunk if num_inputs is None or turned else chunk.T).astype(array.dtype)
         return jax.lax.dynamic_update_slice(table, chunk[None], place).reshape(array.shape)
 

@@ -58,7 +58,8 @@ def compile_ahead(engine: EngineArgs, device: str | None) -> None:
         InputError: the card is not known, or see `find_model` and `prepare`.
     """
     # Takes seconds, which a mistake in the flags does not need.
-    from jaxllm.engine.build import find_model, mesh_of, prepare
+    from jaxllm.engine.build import mesh_of, prepare
+    from jaxllm.engine.model_source import find_model
     from jaxllm.mesh.targets import target_devices
 
     start = time.perf_counter()

@@ -87,7 +87,7 @@ def convert(engine: EngineArgs, output: Path, overwrite: bool = False) -> None:
         InputError: see `check_output` and `find_model`, or the folder cannot be written.
     """
     check_output(output, overwrite)
-    from jaxllm.engine.build import find_model  # seconds, which a mistake in the flags does not need
+    from jaxllm.engine.model_source import find_model  # seconds, which a mistake in the flags does not need
     from jaxllm.models.checkpoint.orbax_folder import write_orbax
 
     start, source = time.perf_counter(), find_model(engine)
@@ -113,7 +113,7 @@ def _read(engine: EngineArgs, source: Any) -> dict[str, Any]:
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
-    from jaxllm.engine.build import checkpoint_pieces
+    from jaxllm.engine.model_source import checkpoint_pieces
     from jaxllm.models.engine_layout import layout_arrays
     from jaxllm.models.forward import build_program
     from jaxllm.models.loader import load_weights

@@ -54,7 +54,8 @@ class ScriptedEngine:
         zero = ("num_preemptions", "num_scheduled_tokens", "num_recomputed_tokens", "num_discarded_tokens")
         more = ("prefix_cache_queries", "prefix_cache_hits", "waiting")
         stats = dict.fromkeys((*zero, *more), 0) | {"running": len(self._living), "kv_usage": len(self._living) / 100}
-        return SimpleNamespace(stats=SimpleNamespace(**stats))
+        told = SimpleNamespace(**stats)
+        return SimpleNamespace(stats=told, rank_stats=[told])
 
     @property
     def has_work(self) -> bool:
@@ -148,7 +149,7 @@ def _chars_by_byte() -> list[str]:
 
 
 def started(engine: ScriptedEngine, tokenizer: Tokenizer | None) -> Started:
-    built = SimpleNamespace(sampling_defaults={}, engine=engine, report=list, close=engine.close)
+    built = SimpleNamespace(sampling_defaults={}, engine=engine, report=list, close=engine.close, processes=None)
     return Started(cast(Any, built), tokenizer, "scripted")
 
 

@@ -225,7 +225,7 @@ def test_metrics_are_read_as_objects(scripted_llm, scripted):
     generated = metrics["vllm:generation_tokens"]
     assert isinstance(generated, Counter)
     assert generated.value == 2 * (3 + 4)
-    assert generated.labels == {"model_name": "smollm2", "engine": "0"}
+    assert generated.labels == {"model_name": "scripted", "engine": "0"}
     lengths = metrics["vllm:request_generation_tokens"]
     assert isinstance(lengths, Histogram)
     assert (lengths.count, lengths.sum) == (4, 14)

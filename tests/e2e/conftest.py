@@ -10,7 +10,8 @@ import pytest
 
 from jaxllm import SamplingParams
 from jaxllm.config.engine_args import engine_args
-from jaxllm.engine.build import BuiltEngine, build_engine, find_model
+from jaxllm.engine.build import BuiltEngine, build_engine
+from jaxllm.engine.model_source import find_model
 from jaxllm.engine.scores import TokenScores
 
 GOLDEN = Path(__file__).parents[1] / "golden"

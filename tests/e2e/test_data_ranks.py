@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 from jaxllm import SamplingParams
 from jaxllm.config.engine_args import engine_args
-from jaxllm.engine.build import build_engine, find_model
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.model_source import find_model
 from jaxllm.engine.loop import read_stats
 from jaxllm.mesh.build import build_mesh
 

@@ -19,7 +19,8 @@ from pathlib import Path
 os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 from jaxllm import SamplingParams
 from jaxllm.config.engine_args import engine_args
-from jaxllm.engine.build import build_engine, find_model
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.model_source import find_model
 from jaxllm.models.read_config import read_config
 from jaxllm.scheduler.kv_groups import KVGroups
 

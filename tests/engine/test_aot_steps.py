@@ -13,6 +13,7 @@ import pytest
 
 from jaxllm.engine import step_compiler
 from jaxllm.engine.buckets import StepShape
+from jaxllm.engine.sampler_inputs import SamplerShape
 from jaxllm.engine.step import StepProgram
 from jaxllm.kernels.launch import compiling_for
 from jaxllm.kernels.select import select
@@ -65,14 +66,16 @@ class CompiledStep(NamedTuple):
 
 @pytest.fixture(scope="module")
 def compile_step(tmp_path_factory) -> Callable[..., CompiledStep]:
-    """Compiles a step with the options of the engine, and has XLA write down what it will launch."""
+    """Compiles a step, or a sampler, with the options of the engine, and has XLA write down what it will launch."""
     options_of_the_engine = step_compiler.compiler_options
 
-    def compile_step(model: str, num_layers: int, shape: StepShape, data: int = 1, tensor: int = 1) -> CompiledStep:
+    def compile_step(
+        model: str, num_layers: int, shape: StepShape | SamplerShape, data: int = 1, tensor: int = 1
+    ) -> CompiledStep:
         gpus = target_devices("h200", data * tensor)
         hf = json.loads((SHAPES / f"{model}.json").read_text()) | {"num_hidden_layers": num_layers}
         hf.pop("layer_types", None)
-        cfg = dataclasses.replace(find_family(hf)[1].configure(hf), dtype="bfloat16")
+        cfg = dataclasses.replace(find_family(hf)[1].configure(hf), dtype="bfloat16").split(tensor)
         folder = tmp_path_factory.mktemp("dump")
         dump = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
         with pytest.MonkeyPatch.context() as patch, compiling_for(gpus[0]):
@@ -82,7 +85,10 @@ def compile_step(tmp_path_factory) -> Callable[..., CompiledStep]:
             program = StepProgram(
                 build_program(cfg), kernels, mesh, AxisRules(), 16, capture_collectives=data * tensor > 1
             )
-            compiled = step_compiler.compile_step(program, shape, NUM_BLOCKS, 256)
+            if isinstance(shape, StepShape):
+                compiled = step_compiler.compile_step(program, shape, NUM_BLOCKS, 256)
+            else:
+                compiled = step_compiler.compile_sampler(program, shape, 256, step_compiler.SamplerSettings())
         (schedule,) = folder.glob("*.thunk_sequence_after_thunk_passes.txt")
         return CompiledStep(program, compiled, parse_thunks(schedule.read_text()))
 
@@ -151,6 +157,12 @@ def test_a_decode_step_over_several_gpus_is_one_graph_with_two_all_reduces_for_e
     assert [t.kind for t in step.thunks if not t.within] == ["kCommandBuffer"]
     all_reduces = [t.text for t in step.thunks if t.kind == "kAllReduce"]
     assert len(all_reduces) == (1 + 2 * 2 if tensor > 1 else 0), "\n".join(all_reduces)  # one of the embedding
+
+
+@pytest.mark.parametrize("options", [{}, {"filters": True, "num_best": 8}])
+def test_a_sampler_over_several_gpus_is_one_graph(options, compile_step):
+    step = compile_step("llama-3.1-8b", 2, SamplerShape(64, **options), 2, 4)
+    assert [t.kind for t in step.thunks if not t.within] == ["kCommandBuffer"]
 
 
 def test_a_mixed_step_over_several_gpus_is_graphs_around_and_in_the_loop_over_the_layers(compile_step):

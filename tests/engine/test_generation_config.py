@@ -4,8 +4,8 @@ import pytest
 
 from jaxllm.config.engine_args import engine_args
 from jaxllm.config.errors import InputError
-from jaxllm.engine.build import find_model, merge_overrides
 from jaxllm.engine.generation_config import choose_generation_config, sampling_defaults
+from jaxllm.engine.model_source import find_model, merge_overrides
 
 OF_MODEL = {"eos_token_id": [2, 5], "temperature": 0.7, "top_k": 20, "do_sample": True, "max_new_tokens": 40}
 

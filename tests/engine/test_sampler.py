@@ -12,7 +12,7 @@ from scipy import stats
 from jaxllm import SamplingParams
 from jaxllm.config.engine_args import engine_args
 from jaxllm.config.logits_processor import LogitsProcessor
-from jaxllm.engine.build import find_model
+from jaxllm.engine.model_source import find_model
 from jaxllm.engine.sampler import IN_PROMPT, make_sampler
 from jaxllm.engine.sampler_inputs import ANY_TOKEN, WHOLE_VOCABULARY, ProcessorShape, SamplerLayout, SamplerShape
 from jaxllm.engine.sampler_rows import token_mask
@@ -264,7 +264,7 @@ os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # most of the 
 import jax, jax.numpy as jnp, numpy as np
 from jaxllm.config.engine_args import engine_args
 from jaxllm.config.logits_processor import LogitsProcessor
-from jaxllm.engine.build import find_model
+from jaxllm.engine.model_source import find_model
 from jaxllm.engine.sampler import IN_PROMPT, make_sampler
 from jaxllm.engine.sampler_inputs import ANY_TOKEN, WHOLE_VOCABULARY, ProcessorShape, SamplerLayout, SamplerShape
 from jaxllm.engine.step import RowState, StepProgram

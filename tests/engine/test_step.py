@@ -10,7 +10,7 @@ os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # it is the pr
 from jaxllm.bench.collectives import collectives
 from jaxllm.config.engine_args import engine_args
 from jaxllm.engine.buckets import StepShape
-from jaxllm.engine.build import find_model
+from jaxllm.engine.model_source import find_model
 from jaxllm.engine.step import StepProgram
 from jaxllm.engine.step_compiler import compile_step
 from jaxllm.kernels.select import select

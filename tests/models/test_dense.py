@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxllm.config.engine_args import engine_args
-from jaxllm.engine.build import find_model
+from jaxllm.engine.model_source import find_model
 from jaxllm.kernels.paged_attention.reference import paged_attention
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
@@ -77,7 +77,7 @@ import os, sys
 os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # most of the time is compiling
 import jax, jax.numpy as jnp, numpy as np
 from jaxllm.config.engine_args import engine_args
-from jaxllm.engine.build import find_model
+from jaxllm.engine.model_source import find_model
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh

@@ -10,7 +10,8 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from jaxllm.config.engine_args import engine_args
-from jaxllm.engine.build import build_engine, find_model
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.model_source import find_model
 from jaxllm.engine.input_builder import PackedStep
 from jaxllm.engine.step_inputs import host_views, packed_size
 from jaxllm.mesh.build import build_mesh

@@ -9,8 +9,9 @@ import pytest
 
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
-from jaxllm.engine.build import find_model, prepare
+from jaxllm.engine.build import prepare
 from jaxllm.engine.memory import plan_memory, temporaries_bound
+from jaxllm.engine.model_source import find_model
 from jaxllm.mesh.build import build_mesh
 from jaxllm.mesh.planner import PROCESS_SHARE, Limits, MeshShape, Traffic, memory_use
 from jaxllm.planning.devices import find_devices
@@ -60,7 +61,8 @@ RANKS = """
 import sys
 tensor = int(sys.argv[1])
 from jaxllm.config.engine_args import EngineArgs
-from jaxllm.engine.build import find_model, prepare
+from jaxllm.engine.build import prepare
+from jaxllm.engine.model_source import find_model
 from jaxllm.mesh.build import build_mesh
 from jaxllm.planning.model_shape import read_model, shape_of
 for model in sys.argv[2:]:

@@ -160,7 +160,7 @@ def test_a_cut_answer_counts_as_said_and_one_that_never_began_does_not():
         (["--model-name", "x"], "--model-name belongs to a server: give its --url too"),
         (["--url", "http://h/v1", "--dtype", "half"], "--dtype='half' has no effect on the server"),
         (["x", "--url", "http://h/v1"], "--model='x' has no effect on the server"),
-        (["-tp", "2"], "--tensor-parallel-size=2 is not supported yet"),
+        (["-pp", "2"], "--pipeline-parallel-size=2 is not supported yet"),
         (["--sytem-prompt", "x"], "unknown flag --sytem-prompt; did you mean --system-prompt?"),
     ],
 )

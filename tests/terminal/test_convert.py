@@ -8,7 +8,7 @@ import pytest
 
 from jaxllm.config.engine_args import engine_args
 from jaxllm.config.errors import InputError
-from jaxllm.engine.build import find_model
+from jaxllm.engine.model_source import find_model
 from jaxllm.models.checkpoint import orbax_folder
 from jaxllm.models.checkpoint.orbax_folder import OrbaxFolder
 from jaxllm.models.checkpoint.resolve import open_checkpoint

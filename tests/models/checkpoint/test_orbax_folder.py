@@ -4,7 +4,7 @@ import jax, jax.numpy as jnp, numpy as np, tensorstore
 from pathlib import Path
 from jax.sharding import NamedSharding
 from jaxllm.config.engine_args import engine_args
-from jaxllm.engine.build import checkpoint_pieces, find_model
+from jaxllm.engine.model_source import checkpoint_pieces, find_model
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.mesh.build import build_mesh
 from jaxllm.models.forward import build_program
