@@ -10,8 +10,9 @@ import pytest
 
 from jaxllm import SamplingParams
 from jaxllm.config.engine_args import engine_args
-from jaxllm.engine.build import BuiltEngine, build_engine, find_model
+from jaxllm.engine.build import BuiltEngine, build_engine
 from jaxllm.engine.loop import read_stats
+from jaxllm.engine.model_source import find_model
 from jaxllm.mesh.build import build_mesh
 from jaxllm.planning.traffic import read_trace
 from jaxllm.simulate.arrivals import Arrival, from_trace
