@@ -210,6 +210,18 @@ COMMANDS = {
         "[MODEL] --devices 8xA100-80G [flags]",
         (POSITIONAL, "plan"),
     ),
+    "simulate": _found_in(
+        "jaxllm.simulate.command",
+        "say how an engine would do with some traffic: throughput, times, queue, KV over time",
+        "[MODEL] --devices 2xH200 [flags]",
+        (POSITIONAL, "simulate"),
+    ),
+    "calibrate": _found_in(
+        "jaxllm.calibrate.command",
+        "measure steps on this machine and describe its device for plan and simulate",
+        "[MODEL] --output FILE [flags]",
+        (POSITIONAL, "calibrate"),
+    ),
     "diagnose": _found_in(
         "jaxllm.diagnose.command",
         "say what limits an engine, from a file of bench or a running server",

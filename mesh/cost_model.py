@@ -101,6 +101,7 @@ class DeviceSpec:
     kernel_us: float  # of each other kernel
     kernels_per_layer: int
     mixed_layer_us: float  # of a layer in a step with prompts, whose kernels are not one graph
+    request_layer_us: float  # of a request in a layer, where attention takes one after the other (a CPU)
     host_us: float  # of a step, hidden behind the device's step before it
     host_request_us: float  # of each request in it
     node_size: int
@@ -286,16 +287,26 @@ def _stage(
         read, multiplied, num_products = read + once, multiplied + both - once, num_products + 1
         spent += all_reduce_time(device, tensor, load.num_sampled * 8)  # the best token of each rank, with its value
     moved = load.num_tokens * shape.features(shard) * shape.itemsize * count / device.copy_bandwidth
-    mixed = device.mixed_layer_us if load.num_prompt_tokens else 0.0
-    context, pairs = _seen(shape, load, layers)
-    flops = 4 * shard.num_q_heads * shape.head_dim * pairs
+    each_layer = device.kernels_per_layer * device.kernel_us + device.request_layer_us * load.num_sampled
+    each_layer += device.mixed_layer_us if load.num_prompt_tokens else 0.0
+    kv, attention = attention_seconds(shape, device, load, tensor, layers)
     return spent + StepTime(
         weights=read,
-        kv=2 * shard.num_kv_heads * shape.head_dim * shape.kv_itemsize * context / device.copy_bandwidth,
-        compute=multiplied + moved + flops / device.attention_flops,
-        kernels=1e-6
-        * (num_products * device.product_us + count * (device.kernels_per_layer * device.kernel_us + mixed)),
+        kv=kv,
+        compute=multiplied + moved + attention,
+        kernels=1e-6 * (num_products * device.product_us + count * each_layer),
     )
+
+
+def attention_seconds(
+    shape: ModelShape, device: DeviceSpec, load: StepLoad, tensor: int = 1, layers: range | None = None
+) -> tuple[float, float]:
+    """Gives the part of a step that grows with its contexts: what reading KV takes, and what prompts' products take."""
+    shard = shape.shards[tensor]
+    context, pairs = _seen(shape, load, range(shape.num_layers) if layers is None else layers)
+    kv_bytes = 2 * shard.num_kv_heads * shape.head_dim * shape.kv_itemsize * context
+    flops = 4 * shard.num_q_heads * shape.head_dim * pairs
+    return kv_bytes / device.copy_bandwidth, flops / device.attention_flops
 
 
 def _product(shape: ModelShape, device: DeviceSpec, rows: float, inputs: int, outputs: int) -> tuple[float, float]:

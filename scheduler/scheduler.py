@@ -82,6 +82,11 @@ class Scheduler:
         return self._roster.num_running
 
     @property
+    def rank_running(self) -> tuple[int, ...]:
+        """Counts the running requests of each data rank."""
+        return tuple([len(rank.rows.running) for rank in self._ranks])
+
+    @property
     def num_waiting(self) -> int:
         return self._roster.num_waiting
 

@@ -15,11 +15,11 @@ def print_plan(plan: Plan) -> None:
         print(f"{label:18}{value}")
     fitting = [c for c in plan.candidates if c.operating is not None]
     if fitting:
-        _print_table(f"memory of a device, KV of a copy ({plan.traffic.longest:,} tokens a request)", _MEMORY, [
+        print_table(f"memory of a device, KV of a copy ({plan.traffic.longest:,} tokens a request)", _MEMORY, [
             _memory_row(c) for c in fitting
         ])  # fmt: skip
-        _print_table("a step at the batch of a copy, ms", _TIMES, [_time_row(c) for c in fitting])
-        _print_table("what comes of it", _SPEEDS, [_speed_row(plan, c) for c in fitting])
+        print_table("a step at the batch of a copy, ms", _TIMES, [_time_row(c) for c in fitting])
+        print_table("what comes of it", _SPEEDS, [_speed_row(plan, c) for c in fitting])
     for c in plan.candidates:
         if c.reason:
             print(f"{c.mesh}: {c.reason}")
@@ -207,7 +207,8 @@ def _short(rate: float) -> str:
     return f"{rate:,.{min(digits, 3)}f}"
 
 
-def _print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table whose first column is text, as are those without a name; the others are numbers."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

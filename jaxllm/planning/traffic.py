@@ -1,7 +1,8 @@
 """A trace of requests -> what the planner takes of it. Knows the file's form; no engine.
 
 One JSON object a line, with `input_length` and `output_length` in tokens and, if the rate is to come from it,
-`timestamp` in milliseconds: the form of the published Mooncake and Azure-like traces. Other keys are ignored.
+`timestamp` in milliseconds: the form of the published Mooncake and Azure-like traces. A simulation also takes `step`,
+the number of the engine's step before which a request comes. Other keys are ignored.
 """
 
 import json
@@ -13,11 +14,12 @@ from jaxllm.config.errors import InputError
 
 
 class TracedRequest(NamedTuple):
-    """One line of a trace; the arrival in seconds since the first, or None."""
+    """One line of a trace; the arrival in seconds, or before which step, or neither."""
 
     arrival: float | None
     input_len: int
     output_len: int
+    step: int | None = None
 
 
 def read_trace(file: str) -> list[TracedRequest]:
@@ -49,9 +51,12 @@ def means_of(requests: Sequence[TracedRequest]) -> tuple[float, float, float | N
 def _request(file: str, number: int, line: str) -> TracedRequest:
     try:
         said = json.loads(line)
-        arrival = said.get("timestamp")
+        arrival, step = said.get("timestamp"), said.get("step")
         request = TracedRequest(
-            None if arrival is None else float(arrival) / 1e3, int(said["input_length"]), int(said["output_length"])
+            None if arrival is None else float(arrival) / 1e3,
+            int(said["input_length"]),
+            int(said["output_length"]),
+            None if step is None else int(step),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
