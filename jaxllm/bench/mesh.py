@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.bench.args import MeshArgs, add_bench_flags, bench_engine_args, sorted_values
 from jaxllm.config.errors import InputError
+from jaxllm.config.writable import check_writable
 from jaxllm.environment import offer_virtual_devices, prepare_environment
 from jaxllm.options import OptionParser
 
@@ -61,9 +62,9 @@ def run(values: dict[str, Any]) -> int:
     import jax
 
     from jaxllm.bench.provenance import command_line, commit
-    from jaxllm.bench.report import check_writable, print_facts, print_table, tell, write_json
+    from jaxllm.bench.report import print_facts, print_table, tell, write_json
 
-    check_writable(args.output_json)
+    check_writable("output_json", args.output_json)
     devices = jax.devices()
     allowed = [(data, tensor) for data, tensor in sizes if data * tensor <= len(devices)]
     for data, tensor in sizes:

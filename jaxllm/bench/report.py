@@ -106,20 +106,6 @@ def as_json(measurement: Measurement, detailed: bool) -> dict[str, Any]:
     return plain | (detail if detailed else {})
 
 
-def check_writable(path: str | None) -> None:
-    """Refuses a file that could not be written, before anything is measured.
-
-    Raises:
-        InputError: its folder does not exist, or it is a folder itself.
-    """
-    if path is None:
-        return
-    file = Path(path).expanduser()
-    if file.is_dir() or not file.parent.is_dir():
-        cause = "it is a folder" if file.is_dir() else f"there is no folder {file.parent}"
-        raise InputError(f"output_json={path!r} cannot be written: {cause}")
-
-
 def check_folder(name: str, path: str | None) -> None:
     """Refuses a folder that could not be made, before anything is measured.
 

@@ -10,10 +10,11 @@ from typing import Any
 from jaxllm.bench.args import LatencyArgs, ThroughputArgs, bench_engine_args
 from jaxllm.bench.figures import Measurement
 from jaxllm.bench.provenance import command_line, commit
-from jaxllm.bench.report import as_json, check_folder, check_writable, print_facts, print_tables, write_json
+from jaxllm.bench.report import as_json, check_folder, print_facts, print_tables, write_json
 from jaxllm.bench.subject import Subject
 from jaxllm.bench.workloads import WorkloadRequest
 from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.writable import check_writable
 from jaxllm.environment import keep_command_buffers, prepare_environment
 
 Args = ThroughputArgs | LatencyArgs
@@ -27,7 +28,7 @@ def run_session(command: str, values: dict[str, Any], args: Args, options: dict[
     Raises:
         InputError: a mistake of the user's.
     """
-    check_writable(args.output_json)
+    check_writable("output_json", args.output_json)
     check_folder("profile", args.profile)
     engine = bench_engine_args(options)
     if args.engine == "both":

@@ -17,6 +17,7 @@ from typing import Any
 from jaxllm.bench.args import SuiteArgs, add_bench_flags, bench_engine_args, sorted_values
 from jaxllm.bench.suite_plan import Part, plan
 from jaxllm.config.errors import InputError
+from jaxllm.config.writable import check_writable
 from jaxllm.options import OptionParser, as_flag
 
 TITLE = "bench suite"
@@ -36,10 +37,10 @@ def run(values: dict[str, Any]) -> int:
     """
     args, options = sorted_values(SuiteArgs, values)
     _refuse_set_by_suite(options)
-    from jaxllm.bench.report import check_writable, tell
+    from jaxllm.bench.report import tell
     from jaxllm.bench.suite_report import Suite, print_suite
 
-    check_writable(args.output_json)
+    check_writable("output_json", args.output_json)
     for model in args.models:
         bench_engine_args(_engine_options(options, model, args.num_seqs))
     if args.engine == "both":

@@ -9,16 +9,17 @@ from typing import Any
 
 from jaxllm.config.engine_args import DEFAULT_MODEL, flag
 from jaxllm.config.errors import InputError
+from jaxllm.config.writable import check_writable
 from jaxllm.options import OptionParser, add_model_argument, add_options, with_model
 
-_MODEL_HELP = "packaged name, known shape (llama-3.1-70b), folder, config.json or hub id"
+MODEL_HELP = "packaged name, known shape (llama-3.1-70b), folder, config.json or hub id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanArgs:
     """Flags of `plan`."""
 
-    model: str = flag(DEFAULT_MODEL, _MODEL_HELP)
+    model: str = flag(DEFAULT_MODEL, MODEL_HELP)
     devices: str | None = flag(None, "how many of which device: 8xA100-80G, 2xH200, 4xH100, 4xL40S")
     device_file: str | None = flag(None, "JSON description of the device, instead of a known one")
     input_len: int | None = flag(None, "mean tokens of a prompt; default 1024")
@@ -60,7 +61,7 @@ def run(values: dict[str, Any]) -> int:
     from jaxllm.planning.tables import as_json, print_plan
 
     check_plot(args.plot)
-    _check_json(args.json)
+    check_writable("json", args.json)
     options = dataclasses.asdict(args)
     for name in ("json", "plot", "trace"):
         options.pop(name)
@@ -84,9 +85,3 @@ def _traffic(args: PlanArgs) -> dict[str, Any]:
 
     input_len, output_len, rate = means_of(read_trace(args.trace))
     return {"input_len": input_len, "output_len": output_len, "request_rate": args.request_rate or rate}
-
-
-def _check_json(file: str | None) -> None:
-    path = None if file is None else Path(file).expanduser()
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise InputError(f"json={file!r} cannot be written: it is a folder, or its folder does not exist")

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from jaxllm.config.errors import InputError
+from jaxllm.config.writable import check_writable
 
 _LEFT, _TOP, _BOTTOM = 80, 60, 60
 _COLOURS = (
@@ -53,20 +54,17 @@ class Chart:
 def check_file(name: str, file: str | None, suffixes: Sequence[str]) -> None:
     """Refuses a file that could not be drawn into, before anything is computed; `name` is the option's.
 
-    Without suffixes any kind will do.
-
     Raises:
         InputError: its folder does not exist, or it is of another kind.
     """
     if file is None:
         return
     path = Path(file).expanduser()
-    if suffixes and path.suffix.lower() not in suffixes:
+    if path.suffix.lower() not in suffixes:
         hint = " (a browser shows both and prints them)" if len(suffixes) > 1 else ""
         said = f"neither {' nor '.join(suffixes)}" if len(suffixes) > 1 else f"no {suffixes[0]}"
         raise InputError(f"{name}={file!r} is {said}: name it so{hint}")
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"{name}={file!r} cannot be written: there is no folder {path.parent}")
+    check_writable(name, file)
 
 
 def page(title: str, body: str) -> str:

@@ -10,16 +10,16 @@ from typing import Any
 
 from jaxllm.config.engine_args import DEFAULT_MODEL, flag
 from jaxllm.config.errors import InputError
+from jaxllm.config.writable import check_writable
 from jaxllm.options import OptionParser, add_model_argument, add_options, with_model
-
-_MODEL_HELP = "packaged name, known shape (llama-3.1-70b), folder, config.json or hub id"
+from jaxllm.planning.command import MODEL_HELP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateArgs:
     """Flags of `simulate`."""
 
-    model: str = flag(DEFAULT_MODEL, _MODEL_HELP)
+    model: str = flag(DEFAULT_MODEL, MODEL_HELP)
     devices: str | None = flag(None, "how many of which device: 8xA100-80G, 2xH200, 4xH100, 4xL40S")
     device_file: str | None = flag(None, "JSON description of the device, instead of a known one")
     data_parallel_size: int | None = flag(None, "copies of the model; default: as many as the devices hold")
@@ -72,11 +72,10 @@ def run(values: dict[str, Any]) -> int:
     if args.devices is None and args.device_file is None:
         raise InputError("devices is missing: name them, such as --devices 2xH200")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # arithmetic: a device that is here is left alone
-    from jaxllm.planning.svg import check_file
     from jaxllm.simulate.call import Options, find_subject
     from jaxllm.simulate.charts import check_files
 
-    check_file("json", args.json, ())
+    check_writable("json", args.json)
     check_files(args.html, args.png)
     given = {field.name: getattr(args, field.name) for field in fields(Options)}
     options, requests = Options(**given), requests_of(args)
