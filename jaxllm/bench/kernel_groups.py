@@ -23,7 +23,7 @@ GROUPS = (
     Group("collectives", r"nccl|all_?reduce|all_?gather|all_?to_?all", r"^lax/parallel"),
     Group("attention, work list", r"$^", r"work_list\.py"),
     Group("attention, prefill", r"prefill_tiles|fmha|flash", r"(mosaic|triton)_prefill\.py"),
-    Group("attention, decode", r"decode_(e4m3_)?chunks|combine_chunks", r"paged_attention/"),
+    Group("attention, decode", r"decode_(e4m3_)?chunks", r"paged_attention/"),
     Group("rope + KV write", r"turn_rows|write_rows", r"rope_kv_write/|kv_write/|/rope/|:rope_tables|/rope\.py"),
     Group("sampling", r"draw_tokens|scan_logits|score_tokens", r"kernels/sampling/|engine/(sampler|vocab_ranks)\.py"),
     Group(

@@ -130,6 +130,7 @@ def list_work(
         unit=few.tile_keys,
         min_chunk=few.min_chunk,
         num_extra=few.num_extra(K, table_width * C),
+        num_kv_heads=K,
     )
     if is_decode:
         return AttentionPlan(chunks, None)

@@ -4,7 +4,7 @@ Knows one layer's queries, the block table and a list of chunks. Refuses to know
 
 A program handles one chunk for one KV head, all query heads of the group and all new tokens together as the rows of one
 matrix product, with an online softmax (Dao et al., 2023, "Flash-Decoding for long-context inference"). A request whose
-context is one chunk is done then; the others' parts wait in float32 for a second kernel, which adds their sinks.
+context is one chunk is done then; the others' parts wait in float32 for whoever of them ends last.
 """
 
 import jax
@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.e4m3.triton import has_conversions
 from jaxllm.kernels.launch import launch
+from jaxllm.kernels.paged_attention.triton_combine import TILE_SUMS, combine_if_last, parts_at_once
 from jaxllm.kernels.paged_attention.triton_decode_e4m3 import decode_e4m3_chunks
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys, begin_softmax
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig
@@ -33,6 +34,9 @@ def decode_chunks(
     query_start,
     context_len,
     chunk,
+    first,
+    count,
+    arrived,
     window,
     sinks,
     M,
@@ -46,6 +50,7 @@ def decode_chunks(
     H_PADDED: tl.constexpr,
     C: tl.constexpr,
     ROWS: tl.constexpr,
+    ROWS_2: tl.constexpr,
     ROWS_PADDED: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     SCALE: tl.constexpr,
@@ -53,6 +58,8 @@ def decode_chunks(
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    TILE_SUMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Handles chunk program_id // K for KV head program_id % K. Row r is head r % G of the new token r // G."""
@@ -116,58 +123,27 @@ def decode_chunks(
                 lse_R = tl.where(is_empty_R, float("-inf"), best_R + tl.log2(tl.where(is_empty_R, 1.0, total_R)))
                 tl.store(part_out + part_R[:, None] * H + d_H[None, :], out_RH, mask=row_mask_RH)
                 tl.store(part_lse + part_R, lse_R, mask=is_row_R)
-
-
-@triton.jit
-def combine_chunks(
-    part_out,
-    part_lse,
-    query_start,
-    first,
-    count,
-    sinks,
-    out,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    H: tl.constexpr,
-    H_PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    TILE_PARTS: tl.constexpr,
-):
-    """Weighs the parts of one row of one request and KV head; requests of one chunk have none."""
-    G: tl.constexpr = N // K
-    r = tl.program_id(0) % ROWS
-    head = tl.program_id(0) // ROWS % K
-    b = tl.program_id(0) // (ROWS * K)
-    num_parts = tl.load(count + b)
-    if num_parts > 1:
-        token = tl.load(query_start + b) + r // G
-        if token < tl.load(query_start + b + 1):
-            d_H = tl.arange(0, H_PADDED)
-            is_feature_H = d_H < H
-            s_S = tl.arange(0, TILE_PARTS)
-            first_part = tl.load(first + b)
-            best, total = begin_softmax(sinks, head * G + r % G, True, HAS_SINKS)
-            acc_H = tl.zeros([H_PADDED], tl.float32)
-            for start in range(0, num_parts, TILE_PARTS):
-                is_part_S = start + s_S < num_parts
-                part_S = ((first_part + start + s_S) * K + head).to(tl.int64) * ROWS + r
-                lse_S = tl.load(part_lse + part_S, mask=is_part_S, other=float("-inf"))
-                part_SH = tl.load(
-                    part_out + part_S[:, None] * H + d_H[None, :],
-                    mask=is_part_S[:, None] & is_feature_H[None, :],
-                    other=0.0,
+                combine_if_last(
+                    arrived + b * K + head,
+                    part_out,
+                    part_lse,
+                    tl.load(first + b),
+                    tl.load(count + b),
+                    first_token,
+                    tl.minimum(num_new * G, ROWS),
+                    head,
+                    sinks,
+                    out,
+                    N,
+                    K,
+                    H,
+                    H_PADDED,
+                    ROWS,
+                    ROWS_2,
+                    HAS_SINKS,
+                    AT_ONCE,
+                    TILE_SUMS,
                 )
-                new_best = tl.maximum(best, tl.max(lse_S, 0))
-                anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
-                shrink = tl.exp2(best - anchor)
-                weight_S = tl.exp2(lse_S - anchor)
-                total = total * shrink + tl.sum(weight_S, 0)
-                acc_H = acc_H * shrink + tl.sum(part_SH * weight_S[:, None], 0)
-                best = new_best
-            row_H = (token.to(tl.int64) * N + head * G + r % G) * H + d_H
-            tl.store(out + row_H, (acc_H / total).to(out.dtype.element_ty), mask=is_feature_H)
 
 
 def decode(
@@ -195,15 +171,16 @@ def decode(
     rows = max_new * N // K
     is_split = W > B
     sizes = {"N": N, "K": K, "H": H, "H_PADDED": triton.next_power_of_2(H), "ROWS": rows}
+    sizes["ROWS_2"] = triton.next_power_of_2(rows)
     layer_1 = jnp.asarray(layer, jnp.int32).reshape(1)
     window_1 = layer_1 if window is None else jnp.asarray(window, jnp.int32).reshape(1)
     has_sinks = sinks is not None
     sinks_N = layer_1 if sinks is None else sinks.astype(jnp.float32)
-    operands = (query, kv_cache, layer_1, block_table, query_start, context_len, chunks.chunk, window_1, sinks_N, M, P)
+    operands = (query, kv_cache, layer_1, block_table, query_start, context_len, *chunks, window_1, sinks_N, M, P)
     out_type = jax.ShapeDtypeStruct(query.shape, query.dtype)
     part = (W, K, rows) if is_split else (1, 1, 1)
     is_packed = kv_cache.dtype == E4M3
-    attended_TNH, part_out, part_lse = launch(
+    attended_TNH, _, _ = launch(
         decode_e4m3_chunks if is_packed else decode_chunks,
         *(operands if out is None else (*operands, out)),
         results=(
@@ -215,6 +192,7 @@ def decode(
         grid=W * K,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        max_registers=config.max_registers,
         **sizes,
         **({"HAS_CONVERSIONS": has_conversions()} if is_packed else {}),
         C=C,
@@ -225,25 +203,8 @@ def decode(
         HAS_WINDOW=window is not None,
         HAS_SINKS=has_sinks,
         IS_SPLIT=is_split,
+        AT_ONCE=parts_at_once(rows, H, config.num_warps),
+        TILE_SUMS=TILE_SUMS,
         PRECISION="ieee" if query.dtype == jnp.float32 else None,
     )
-    if not is_split:
-        return attended_TNH
-    (combined_TNH,) = launch(
-        combine_chunks,
-        part_out,
-        part_lse,
-        query_start,
-        chunks.first_chunk,
-        chunks.num_chunks,
-        sinks_N,
-        attended_TNH,
-        results=(out_type,),
-        aliases={6: 0},
-        grid=B * K * rows,
-        num_warps=2,
-        **sizes,
-        HAS_SINKS=has_sinks,
-        TILE_PARTS=32,
-    )
-    return combined_TNH
+    return attended_TNH

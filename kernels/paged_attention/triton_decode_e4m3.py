@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from jaxllm.kernels.e4m3.triton import as_float16, unpacked
+from jaxllm.kernels.paged_attention.triton_combine import combine_if_last
 from jaxllm.kernels.paged_attention.triton_softmax import begin_softmax, load_tile
 
 
@@ -21,6 +22,9 @@ def decode_e4m3_chunks(
     query_start,
     context_len,
     chunk,
+    first,
+    count,
+    arrived,
     window,
     sinks,
     M,
@@ -34,6 +38,7 @@ def decode_e4m3_chunks(
     H_PADDED: tl.constexpr,
     C: tl.constexpr,
     ROWS: tl.constexpr,
+    ROWS_2: tl.constexpr,
     ROWS_PADDED: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     SCALE: tl.constexpr,
@@ -41,6 +46,8 @@ def decode_e4m3_chunks(
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    TILE_SUMS: tl.constexpr,
     PRECISION: tl.constexpr,
     HAS_CONVERSIONS: tl.constexpr,
 ):
@@ -146,3 +153,24 @@ def decode_e4m3_chunks(
                 tl.store(part_RW + 3, acc3_RW / total_R1, mask=row_mask_RW)
                 lse_R = tl.where(is_empty_R, float("-inf"), best_R + tl.log2(tl.where(is_empty_R, 1.0, total_R)))
                 tl.store(part_lse + part_R, lse_R, mask=is_row_R)
+                combine_if_last(
+                    arrived + b * K + head,
+                    part_out,
+                    part_lse,
+                    tl.load(first + b),
+                    tl.load(count + b),
+                    first_token,
+                    tl.minimum(num_new * G, ROWS),
+                    head,
+                    sinks,
+                    out,
+                    N,
+                    K,
+                    H,
+                    H_PADDED,
+                    ROWS,
+                    ROWS_2,
+                    HAS_SINKS,
+                    AT_ONCE,
+                    TILE_SUMS,
+                )

@@ -16,12 +16,14 @@ class ChunkList(NamedTuple):
     """Chunks of the contexts of requests with few new tokens. W is the capacity.
 
     chunk: request (-1: none), first key, end, and whether the request has other chunks too.
-    A request's chunks are the rows first_chunk : first_chunk + num_chunks.
+    A request's chunks are the rows first_chunk : first_chunk + num_chunks. num_arrived: zeros for a kernel to count in,
+    a number for each request and KV head, which it leaves as it found them.
     """
 
     chunk: Int[Array, "W 4"]
     first_chunk: Int[Array, " B"]
     num_chunks: Int[Array, " B"]
+    num_arrived: Int[Array, "B K"]
 
 
 class TileList(NamedTuple):
@@ -44,6 +46,7 @@ def list_chunks(
     unit: int,
     min_chunk: int,
     num_extra: int,
+    num_kv_heads: int = 1,
 ) -> ChunkList:
     """Splits the contexts of the requests that bring 1 to max_new tokens into chunks of about the same length.
 
@@ -74,7 +77,9 @@ def list_chunks(
     request_B = jnp.arange(B, dtype=jnp.int32)
     fields = (request_B + 1, begin_WB, end_WB, (count_B > 1).astype(jnp.int32))
     chunk_W4 = jnp.stack([jnp.where(is_WB, field, 0).sum(1) for field in fields], axis=1).astype(jnp.int32)
-    return ChunkList(chunk_W4 - jnp.array([1, 0, 0, 0], jnp.int32), first_B, count_B)
+    # No plain zeros: XLA would make those anew in each layer of a scan, which is one more kernel.
+    arrived_BK = jnp.broadcast_to(jnp.minimum(context_len, 0)[:, None], (B, num_kv_heads))
+    return ChunkList(chunk_W4 - jnp.array([1, 0, 0, 0], jnp.int32), first_B, count_B, arrived_BK)
 
 
 def list_tiles(

@@ -27,9 +27,9 @@ _MOST_EDITS = 512  # beyond that a program would look through them for longer th
 class SampleConfig:
     """Constants of the kernels: tokens of a chunk of the scan and of a tile of the other two, and their warps."""
 
-    chunk: int = 2048
+    chunk: int = 1024
     scan_warps: int = 4
-    draw_tile: int = 2048
+    draw_tile: int = 1024
     draw_warps: int = 8
     score_tile: int = 2048
     score_warps: int = 8

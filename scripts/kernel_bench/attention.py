@@ -61,6 +61,8 @@ def attention_cases(shrink: int) -> list[Case]:
         decode("decode 32x8192", even(32, 8192), 12),
         decode("decode 255x256 + 1x60000", (*even(255, 256), 60_000 // shrink), 16),
         decode("decode 1x8192", even(1, 8192), 48),
+        decode("decode 256x400", even(256, 400), 24),
+        decode("decode 8x256", even(8, 256), 48),
         decode("decode fp8 256x1024", even(256, 1024), 24, E4M3),
         decode("decode fp8 32x8192", even(32, 8192), 24, E4M3),
         Case("prefill fp8 1x8192, block 16", even(1, 8192), even(1, 8192), 16, 6, E4M3),
@@ -93,12 +95,15 @@ def attention_runs(case: Case) -> Runs:
             (128, 4, 3),
             (32, 4, 4),
             (32, 2, 6),
+            (64, 8, 4),
+            (128, 8, 3),
         ]
         splits = [(128, 2048), (128, 1024), (128, 4096), (256, 2048), (512, 2048), (64, 2048), (64, 1024)]
         if case.cache_dtype == E4M3:
             tiles = [(32, 2, 4), (32, 2, 6), (64, 2, 4), (64, 4, 4), (32, 1, 5), (32, 4, 5), (64, 2, 3), (16, 1, 6)]
         configs = [few]
-        configs += [DecodeConfig(*tile, few.min_chunk, few.num_programs) for tile in tiles]
+        limits = (few.max_registers, None, 80)
+        configs += [DecodeConfig(*tile, few.min_chunk, few.num_programs, most) for most in limits for tile in tiles]
         configs += [DecodeConfig(*tile, *split) for split in splits for tile in tiles[:4]]
     else:
         tiles = [(128, 128, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3), (64, 128, 4, 3)]

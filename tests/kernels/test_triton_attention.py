@@ -12,6 +12,7 @@ import pytest
 from jaxllm.kernels.launch import capability, poisoned_results
 from jaxllm.kernels.paged_attention import reference
 from jaxllm.kernels.paged_attention.mosaic_prefill import BLOCK_SIZES, HEAD_DIMS
+from jaxllm.kernels.paged_attention.tuning import DecodeConfig, prefill_config
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.gpu]
 
@@ -101,6 +102,35 @@ def test_split_contexts_of_a_mixed_batch_launched_as_the_engine_does(
     expected = dense_attention(inputs, 0.25, None, None)
     real = ~np.isnan(expected)
     np.testing.assert_allclose(out[real], expected[real], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "few"),
+    [
+        ("decode_of_skewed_lengths", DecodeConfig(16, 1, 2, 32, 1024)),
+        ("gqa7_over_several_key_tiles", DecodeConfig(32, 2, 4, 32, 256, 128)),
+        ("decode_of_64_with_sinks", DecodeConfig(32, 4, 4, 32, 256)),
+    ],
+)
+def test_contexts_in_many_chunks_are_added_up_in_every_layer(
+    name, few, case_named, make_attention_inputs, dense_attention
+):
+    version = importlib.import_module("jaxllm.kernels.paged_attention.triton")
+    case = case_named(name)
+    inputs = make_attention_inputs(case)
+    many = prefill_config(inputs.query.shape[2], inputs.query.dtype)
+
+    @jax.jit
+    def attend_twice(inputs):  # the arrivals of chunks are counted from zero again
+        outs = []
+        for _ in range(2):
+            with poisoned_results():
+                outs.append(version.attend(few, many, *inputs, **case.options))
+        return outs
+
+    first, second = attend_twice(poison(inputs))
+    assert_equal_where_real(first, dense_attention(inputs, **case.options))
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("version", ["triton", "mosaic"])
