@@ -112,7 +112,7 @@ def make_cases() -> dict[str, Callable[[], Any]]:
     from jaxllm.kernels.launch import capability
 
     cases: dict[str, Callable[[], Any]] = {
-        "decode_chunks, combine_chunks": lambda: attend("triton", (1, 1, 1), (1, 300, 40), (7, 1), 80, "bfloat16"),
+        "decode_chunks": lambda: attend("triton", (1, 1, 1), (1, 1100, 40), (7, 1), 80, "bfloat16"),
         "decode_chunks, float32 with sinks": lambda: attend(
             "triton", (1, 1), (150, 9), (4, 2), 64, "float32", sinks=True
         ),

@@ -15,7 +15,6 @@ from jaxllm.bench.kernel_groups import OTHER, frames_for, frames_of, group_of, t
         ("prefill_tiles", "attention, prefill"),
         ("decode_chunks", "attention, decode"),
         ("decode_e4m3_chunks", "attention, decode"),
-        ("combine_chunks", "attention, decode"),
         ("turn_rows", "rope + KV write"),
         ("write_rows", "rope + KV write"),
         ("draw_tokens", "sampling"),
