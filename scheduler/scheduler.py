@@ -7,6 +7,7 @@ at once, since every step that still uses it for its first owner runs before tho
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -156,7 +157,7 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[RequestUpdate]:
         """Reads the tokens of a step, one per item; batches must come in the order in which they were scheduled."""
-        num_items = sum([len(part.items) for part in batch.ranks])
+        num_items = batch.num_requests
         if len(token_ids) != num_items:
             raise ValueError(f"step {batch.step} has {num_items} items, got {len(token_ids)} token ids")
         if batch.step <= self._last_updated:
@@ -172,10 +173,10 @@ class Scheduler:
         self, rank: DataRank, part: RankBatch, tokens: Iterator[int], updates: list[RequestUpdate]
     ) -> None:
         finished, version = RequestStatus.FINISHED, self.weight_version
-        for item, token in zip(part.items, tokens, strict=False):  # the others are of the ranks behind
-            if not item.samples:
+        sampling = chain(part.singles.requests, [item.request if item.samples else None for item in part.others])
+        for request, token in zip(sampling, tokens, strict=False):  # the other tokens are of the ranks behind
+            if request is None:
                 continue
-            request = item.request
             if request.status is finished:  # stopped, aborted or failed after this step was dispatched
                 rank.counters.num_discarded_tokens += 1
                 continue
@@ -350,7 +351,7 @@ class Scheduler:
         """Every row and block belongs to whom it was given, and every count fits the others."""
         self._roster.check()
         for rank in self._ranks:
-            rank.kv.check(rank.rows.running)
+            rank.check()
 
     def _check_restored(self, request: Request) -> None:
         if checked_max_new_tokens(request, self.config.max_model_len, self._kv) < request.max_new_tokens:

@@ -313,7 +313,7 @@ class Engine:
         except Exception as error:
             tokens = FailedLaunch(error)
         self.times.num_steps += 1
-        self.times.num_batched_requests += sum([len(part.items) for part in batch.ranks])
+        self.times.num_batched_requests += batch.num_requests
         if self.times.num_steps % _UTILISATION_EVERY == 1:
             self._sample_utilisation()
         return Launched(batch, tokens, name, inputs)
@@ -363,7 +363,7 @@ class Engine:
         """A step raised: its requests end with the cause, all others are computed again on fresh device state."""
         lines = str(error).strip().splitlines()
         cause = f"{failed.name} failed: {type(error).__name__}: {lines[0] if lines else 'no message'}"
-        logger.error("%s; %d request(s) end with it", cause, len(failed.batch.items), exc_info=error)
+        logger.error("%s; %d request(s) end with it", cause, failed.batch.num_requests, exc_info=error)
         updates = self.scheduler.fail(failed.batch, cause)
         self._scores.forget(updates)
         self._busy_since = None
@@ -375,7 +375,7 @@ class Engine:
 
 def own_tokens(batch: ScheduledBatch, tokens: Sequence[Sequence[int]]) -> Sequence[int]:
     """Gives the tokens of a step's items, of what each data rank told, padding included."""
-    own = [of_rank[: len(part.items)] for part, of_rank in zip(batch.ranks, tokens, strict=True)]
+    own = [of_rank[: part.num_requests] for part, of_rank in zip(batch.ranks, tokens, strict=True)]
     return own[0] if len(own) == 1 else list(chain.from_iterable(own))
 
 

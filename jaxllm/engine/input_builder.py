@@ -99,7 +99,7 @@ class InputBuilder:
         shape = self._choose(
             self._buckets.shape(
                 max(num_tokens),
-                max([len(own.items) for own in parts]),
+                max([own.num_requests for own in parts]),
                 width,
                 variant,
                 is_mixed=not all(own.is_single for own in parts),
@@ -138,8 +138,8 @@ class InputBuilder:
 
 def _scored_tokens(rank: RankRows, own: RankItems) -> tuple[list[tuple[int, int]], list[PromptRun]]:
     """Lists (the flat token before, the token) for the scored prompt tokens of a rank, and the runs of them."""
-    pairs, runs, flat = [], [], 0
-    for item in own.items:
+    pairs, runs, flat = [], [], own.num_singles  # which have no token of a prompt
+    for item in own.part.others:
         request = item.request
         if rank.scored[item.row]:
             assert isinstance(request.params, SamplingParams)

@@ -6,7 +6,7 @@ Keeps a host copy of every row's block tables, so that a step copies rows instea
 import numpy as np
 
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.rank_items import RankItems, rank_items
+from jaxllm.engine.rank_items import ItemColumns, RankItems
 from jaxllm.engine.sampler_rows import SamplerRows
 from jaxllm.engine.step_inputs import UNKNOWN_TOKEN, StepInputs
 from jaxllm.scheduler.batch import RankBatch
@@ -19,6 +19,7 @@ class RankRows:
     def __init__(self, max_num_seqs: int, max_blocks: int, num_groups: int, sampler: SamplerRows):
         rows = max_num_seqs + 1
         self._sampler = sampler
+        self._columns = ItemColumns()
         self._spare_row = max_num_seqs
         self._tables = np.zeros((num_groups, rows, max_blocks), np.int32)
         self._num_blocks = np.zeros(rows, np.int64)  # of the tables, already copied
@@ -32,22 +33,24 @@ class RankRows:
             self._take_row(request)
         for request in part.grown:
             self._copy_tables(request)
-        return rank_items(part)
+        return self._columns.of(part)
 
     def table_width(self, own: RankItems) -> int:
         """Gives the length of the longest table of the items."""
-        return int(self._num_blocks[own.row].max()) if own.items else 1
+        return int(self._num_blocks[own.row].max()) if own.num_requests else 1
 
     def write(self, inputs: StepInputs[np.ndarray], own: RankItems, width: int, is_decode: bool) -> None:
         """Fills the rank's fields of a step, which are zeros; what the items leave open becomes padding.
 
         `width` is that of the longest table of any rank.
         """
-        B = len(own.items)
-        # The device knows what it has chosen itself, often before the host does.
-        known_B = (self._sampled[own.row] != own.start) | (own.count > 1)
+        B, S = own.num_requests, own.num_singles
+        known: list[int] = []
+        if S < B:  # the device knows what it has chosen itself, often before the host does; that is so for all singles
+            known_B = (self._sampled[own.row[S:]] != own.start[S:]) | (own.count[S:] > 1)
+            known = (np.flatnonzero(known_B) + S).tolist()
         write = _write_single_tokens if is_decode else _write_chunks
-        write(inputs, own, np.flatnonzero(known_B).tolist())
+        write(inputs, own, known)
         inputs.context_len[:B] = own.end
         inputs.row[:B] = own.row
         inputs.row[B:] = self._spare_row
@@ -81,10 +84,10 @@ class RankRows:
 
 def _write_single_tokens(inputs: StepInputs[np.ndarray], own: RankItems, known: list[int]) -> None:
     """Writes the tokens of the decode program: one per request, padding included. `known` names items to look at."""
-    items, B = own.items, len(own.items)
+    others, B, S = own.part.others, own.num_requests, own.num_singles
     inputs.token[:B] = UNKNOWN_TOKEN
     for b in known:
-        inputs.token[b] = known_tokens(items[b].request, items[b].start, 1)[0]
+        inputs.token[b] = known_tokens(others[b - S].request, others[b - S].start, 1)[0]
     inputs.position[:B] = own.start
     inputs.position[B:] = -1
     inputs.request[:] = np.arange(inputs.request.shape[0])
@@ -93,12 +96,12 @@ def _write_single_tokens(inputs: StepInputs[np.ndarray], own: RankItems, known: 
 
 def _write_chunks(inputs: StepInputs[np.ndarray], own: RankItems, known: list[int]) -> None:
     """Writes the tokens of the mixed program: flat, each request's behind those of the one before."""
-    items, B, T, count_B = own.items, len(own.items), own.num_tokens, own.count
+    others, B, S, T, count_B = own.part.others, own.num_requests, own.num_singles, own.num_tokens, own.count
     end_B = np.cumsum(count_B)
     first_B = end_B - count_B
     inputs.token[:T] = UNKNOWN_TOKEN
     for b in known:
-        item = items[b]
+        item = others[b - S]
         inputs.token[first_B[b] : end_B[b]] = known_tokens(item.request, item.start, item.count)
     request_T = np.repeat(np.arange(B), count_B)
     inputs.position[:T] = np.arange(T) + (own.start - first_B)[request_T]
