@@ -1,10 +1,11 @@
 """A data rank's part of a step as columns. Knows what the scheduler decided: no tokens and no padding."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxllm.scheduler.batch import NO_SINGLES, RankBatch, Scheduled
+from jaxllm.scheduler.batch import NO_SINGLES, RankBatch, Scheduled, Singles
 
 
 @dataclass(slots=True)
@@ -35,37 +36,39 @@ class RankItems:
         return self.num_tokens == self.num_requests
 
 
-class ItemColumns:
-    """Makes the columns of a rank's steps; those of singles are made once for all steps that they stay the same in."""
+class SinglesColumns:
+    """The singles of a rank as columns, which serve all steps in which they stay the same."""
 
-    def __init__(self) -> None:
-        self._singles = NO_SINGLES
-        self._row = self._offset = self._one = np.zeros(0, np.int64)
-        self._samples = np.zeros(0, bool)
+    def __init__(self, singles: Singles = NO_SINGLES) -> None:
+        self.singles = singles
+        S = len(singles.rows)
+        self.row = np.fromiter(singles.rows, np.int64, S)
+        self.offset = np.fromiter(singles.offsets, np.int64, S)
+        self._one = np.ones(S, np.int64)
+        self._place: dict[int, int] | None = None
+        self._samples = np.ones(S, bool)
 
-    def of(self, part: RankBatch) -> RankItems:
-        """Gives the columns of what the scheduler decided."""
-        singles, others, S = part.singles, part.others, len(part.singles.rows)
-        if singles is not self._singles:
-            self._singles = singles
-            self._row, self._offset = np.array((singles.rows, singles.offsets), np.int64)
-            self._one, self._samples = np.ones(S, np.int64), np.ones(S, bool)
+    def places(self, rows: Sequence[int]) -> list[int]:
+        """Gives the places of some rows."""
+        if self._place is None:
+            self._place = {row: place for place, row in enumerate(self.singles.rows)}
+        return [self._place[row] for row in rows]
+
+    def items(self, part: RankBatch) -> RankItems:
+        """Gives the columns of a step that these are part of."""
+        others, S = part.others, len(self.row)
+        start = self.offset + part.tick
         if not others:
-            start = self._offset + part.tick
-            return RankItems(part, S, self._row, start, self._one, start + 1, self._samples, self._row, S)
-        columns = np.array([(item.row, item.start, item.count, item.samples) for item in others], np.int64).T
-        if not S:
-            row, start, count, samples = *columns[:3], columns[3].astype(bool)
-        else:
-            row = np.concatenate((self._row, columns[0]))
-            start = np.concatenate((self._offset + part.tick, columns[1]))
-            count = np.concatenate((self._one, columns[2]))
-            samples = np.concatenate((self._samples, columns[3].astype(bool)))
-        return RankItems(
-            part, S + len(others), row, start, count, start + count, samples, row[samples], int(count.sum())
-        )
+            return RankItems(part, S, self.row, start, self._one, start + 1, self._samples, self.row, S)
+        numbers = np.array([(item.row, item.start, item.count, item.samples) for item in others], np.int64).T
+        row = np.concatenate((self.row, numbers[0]))
+        start = np.concatenate((start, numbers[1]))
+        count = np.concatenate((self._one, numbers[2]))
+        samples = np.concatenate((self._samples, numbers[3].astype(bool)))
+        num_tokens = int(numbers[2].sum()) + S
+        return RankItems(part, len(row), row, start, count, start + count, samples, row[samples], num_tokens)
 
 
 def rank_items(part: RankBatch) -> RankItems:
     """Gives the columns of one step."""
-    return ItemColumns().of(part)
+    return SinglesColumns(part.singles).items(part)
