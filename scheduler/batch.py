@@ -28,6 +28,9 @@ class Singles(NamedTuple):
     requests: tuple[Request, ...] = ()
     rows: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()  # num_computed before a step is this plus the step's tick
+    last_ticks: tuple[int, ...] = ()  # of the step that samples the last token which a request may have
+    end_token_ids: frozenset[int] = frozenset()  # of any of them
+    num_quiet: int = 0
 
 
 NO_SINGLES = Singles()

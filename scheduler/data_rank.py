@@ -37,7 +37,7 @@ class DataRank:
         self.draft = StepDraft(0, 0)  # of the step that is being put together
         self._roster = roster
         self._budget = StepBudget(config, kv, rows, roster, self.num_cached, pace)
-        self._steady = SteadyRequests()
+        self._steady = SteadyRequests(rows, roster.policy.rank)
         self._cut: list[Request] = []  # those whose tokens did not all fit into the last step
 
     @property
@@ -126,7 +126,7 @@ class DataRank:
 
     def _continue_steady(self, draft: StepDraft) -> None:
         """Schedules the first of the running requests, as far as they go on by one token."""
-        full = self._steady.begin(self.rows.running, draft.num_left)
+        full = self._steady.begin(draft.num_left)
         num_grown = self.kv.grow_singles(full) if full else 0
         draft.grown += full[:num_grown]
         draft.singles, draft.tick = self._steady.advance(full, num_grown)
