@@ -1,6 +1,7 @@
 """What the scheduler decides for one step, by data rank, and its counters. Knows requests and counts: no shapes."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxllm.scheduler.record import record
 from jaxllm.scheduler.request import Request
@@ -17,18 +18,58 @@ class Scheduled:
     samples: bool  # the step reaches the request's last token, so it samples the next
 
 
+class Singles(NamedTuple):
+    """Requests that go on by one token in each step and sample behind it, as columns.
+
+    They were in the step before with the token that sampled this one. One object serves the steps in which it is the
+    same requests on the same rows, so that its identity tells a reader what has not changed.
+    """
+
+    requests: tuple[Request, ...] = ()
+    rows: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()  # num_computed before a step is this plus the step's tick
+    last_ticks: tuple[int, ...] = ()  # of the step that samples the last token which a request may have
+    end_token_ids: frozenset[int] = frozenset()  # of any of them
+    num_quiet: int = 0
+
+
+NO_SINGLES = Singles()
+
+
 @record
 class RankBatch:
-    """What one data rank computes in a step; it may be nothing."""
+    """What one data rank computes in a step, the singles first; it may be nothing."""
 
-    items: tuple[Scheduled, ...] = ()
+    others: tuple[Scheduled, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()  # blocks (source, destination), to copy in all layers before the step
     admitted: tuple[Request, ...] = ()  # from waiting, for the first time or again
     grown: tuple[Request, ...] = ()  # of those that ran before, whose block tables became longer
+    singles: Singles = NO_SINGLES
+    tick: int = 0
+
+    @property
+    def items(self) -> tuple[Scheduled, ...]:
+        """Makes an item of each single too: for those who look at few steps."""
+        singles = self.singles
+        if not singles.rows:
+            return self.others
+        columns = zip(singles.requests, singles.rows, singles.offsets, strict=True)
+        made = [Scheduled(request, row, self.tick + offset, 1, True) for request, row, offset in columns]
+        return (*made, *self.others)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.singles.rows) + len(self.others)
 
     @property
     def num_tokens(self) -> int:
-        return sum([item.count for item in self.items])
+        return len(self.singles.rows) + sum([item.count for item in self.others])
+
+    @property
+    def num_context(self) -> int:
+        """Counts the tokens of all requests up to and including the step's."""
+        offsets = self.singles.offsets
+        return sum(offsets) + len(offsets) * (self.tick + 1) + sum([item.start + item.count for item in self.others])
 
 
 @record
@@ -48,6 +89,10 @@ class ScheduledBatch:
         return tuple([item for part in self.ranks for item in part.items])
 
     @property
+    def num_requests(self) -> int:
+        return sum([part.num_requests for part in self.ranks])
+
+    @property
     def num_tokens(self) -> int:
         return sum([part.num_tokens for part in self.ranks])
 
@@ -58,7 +103,9 @@ class StepDraft:
 
     num_budgeted: int  # tokens
     num_prefill_left: int  # of these, tokens beyond the first of each request
-    items: list[Scheduled] = field(default_factory=list)
+    singles: Singles = NO_SINGLES
+    tick: int = 0
+    others: list[Scheduled] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
@@ -70,8 +117,13 @@ class StepDraft:
     def __post_init__(self) -> None:
         self.num_left = self.num_budgeted
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.others or self.singles.rows)
+
     def batch(self) -> RankBatch:
-        return RankBatch(tuple(self.items), tuple(self.copies), tuple(self.admitted), tuple(self.grown))
+        news = tuple(self.copies), tuple(self.admitted), tuple(self.grown)
+        return RankBatch(tuple(self.others), *news, self.singles, self.tick)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """One data rank: its rows, its blocks and its part of each step. Knows no other rank and no results.
 
-One loop for the running requests, and one call for each that joins them; what makes a feature different enters as a
-policy, as a field of the batch or behind KVCache, never as a branch here.
+One loop for the running requests that do not simply go on by one token (steady.py has those), and one call for each
+that joins them; what makes a feature different enters as a policy, as a field of the batch or behind KVCache, never as
+a branch here.
 """
 
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from jaxllm.scheduler.policy import room_to_return
 from jaxllm.scheduler.record import blank
 from jaxllm.scheduler.request import Request
 from jaxllm.scheduler.roster import Roster, Rows
+from jaxllm.scheduler.steady import SteadyRequests
 from jaxllm.scheduler.step_budget import StepBudget
 
 
@@ -35,6 +37,7 @@ class DataRank:
         self.draft = StepDraft(0, 0)  # of the step that is being put together
         self._roster = roster
         self._budget = StepBudget(config, kv, rows, roster, self.num_cached, pace)
+        self._steady = SteadyRequests(rows, roster.policy.rank)
         self._cut: list[Request] = []  # those whose tokens did not all fit into the last step
 
     @property
@@ -71,7 +74,9 @@ class DataRank:
         num_tokens, num_prefill_tokens = self._budget.next(self._cut)
         self.draft = draft = StepDraft(num_tokens, num_prefill_tokens)
         self._cut = []
-        self._continue_running(draft)
+        self._continue_steady(draft)
+        if draft.num_left:
+            self._continue_others(draft)
 
     def prefix(self, request: Request) -> Prefix:
         """Finds what need not be computed of a request: from its sibling's blocks, else from the prefix cache."""
@@ -91,7 +96,7 @@ class DataRank:
             return False
         row = self._roster.start(request, self.rows)
         draft.admitted.append(request)
-        draft.items.append(Scheduled(request, row, start, count, count == pending))
+        draft.others.append(Scheduled(request, row, start, count, count == pending))
         draft.copies += kv.copies(request, prefix)
         self._count_found(request, prefix)
         request.num_computed = start + count
@@ -114,18 +119,34 @@ class DataRank:
         self.kv.drop(request)
         self._roster.send_back(request)
 
-    def _continue_running(self, draft: StepDraft) -> None:
-        """Schedules the running requests, the best rank first.
+    def check(self) -> None:
+        """Every block is accounted for, and every number where it should be."""
+        self.kv.check(self.rows.running)
+        self._steady.check(self.rows.running)
 
-        This loop is most of what a step costs the host, hence the numbers in locals where properties would read better.
+    def _continue_steady(self, draft: StepDraft) -> None:
+        """Schedules the first of the running requests, as far as they go on by one token."""
+        full = self._steady.begin(draft.num_left)
+        num_grown = self.kv.grow_singles(full) if full else 0
+        draft.grown += full[:num_grown]
+        draft.singles, draft.tick = self._steady.advance(full, num_grown)
+        draft.num_left -= len(draft.singles.rows)
+
+    def _continue_others(self, draft: StepDraft) -> None:
+        """Schedules the other running requests, the best rank first; those that go on by one token become steady.
+
+        This loop is much of what a step costs the host, hence the numbers in locals where properties would read better.
         """
-        chunk, items, left, prefill_left = self.kv.chunk, draft.items, draft.num_left, draft.num_prefill_left
-        for request in tuple(self.rows.running):
+        chunk, items, left, prefill_left = self.kv.chunk, draft.others, draft.num_left, draft.num_prefill_left
+        steady, is_next = self._steady, True  # is_next: all before it are steady
+        for request in self.rows.running[steady.num_leading :]:
             row = request.row
             if row is None:  # preempted a moment ago, to make room for one ahead of it
                 continue
             num_tokens = request.num_tokens
             if num_tokens >= request.max_tokens:  # fully sampled: another step would be wasted on it
+                if is_next:
+                    steady.join_ended(request)
                 continue
             start = request.num_computed
             count = pending = num_tokens - start
@@ -136,6 +157,7 @@ class DataRank:
                 if not self.kv.grow(request, start, end):
                     draft.ran_short = True
                     if not self._make_room(request, end, draft.preempted):
+                        is_next = False
                         continue
                 draft.grown.append(request)
             item = blank(Scheduled)
@@ -155,6 +177,9 @@ class DataRank:
                 self.kv.remember(request)
             if request.num_to_recompute:
                 self._count_recomputed(request, count, draft)
+            is_next = is_next and samples and count == 1 and not request.num_to_recompute
+            if is_next:
+                steady.join(request)
             left -= count
             if not left:
                 break

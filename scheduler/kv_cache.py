@@ -9,6 +9,7 @@ When the weights change, a new generation of KV begins. What is of an older one,
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxllm.scheduler.block_hash import block_hashes
@@ -121,6 +122,21 @@ class KVCache:
             return False
         request.num_slots = len(request.block_tables[0]) * self.pool.block_size
         return True
+
+    def grow_singles(self, requests: Sequence[Request]) -> int:
+        """Makes room for a token of each of some requests whose tables are full; counts the first ones that got it."""
+        pool, num_groups = self.pool, len(self.groups)
+        if self._slides or len(requests) * num_groups > pool.num_free:
+            for place, request in enumerate(requests):
+                if not self.grow(request, request.num_slots, request.num_slots + 1):
+                    return place
+            return len(requests)
+        blocks = iter(pool.lend(len(requests) * num_groups) or ())
+        for request in requests:
+            for table in request.block_tables:
+                table.append(next(blocks))
+            request.num_slots += pool.block_size
+        return len(requests)
 
     def drop(self, request: Request) -> None:
         """Takes the KV of a running request, which is to be computed anew."""

@@ -38,8 +38,10 @@ class Request:
     cache_salt: str | None = None  # only requests of equal salt share blocks
     kv_key: tuple[str, ...] = ()  # what else makes the KV of equal tokens differ, as an adapter does
     skip_prefix_cache: bool = False  # computes its whole prompt, which others may still find afterwards
+    is_quiet: bool = False  # tokens that it just goes on with are told when it ends, or something else happens to it
 
     output_ids: list[int] = field(default_factory=list)
+    num_told: int = 0  # of a quiet one's output tokens
     block_tables: list[list[int]] = field(default_factory=list)  # one per KV group
     row: int | None = None
     data_rank: int | None = None  # whose row and blocks it has
@@ -73,6 +75,14 @@ class Request:
         """Sets how many tokens it may generate."""
         self.max_new_tokens = max_new_tokens
         self.max_tokens = self.num_prompt + max_new_tokens
+
+    def take_untold(self) -> tuple[int, ...]:
+        """Gives the output tokens of a quiet request that have not been told, which then have been."""
+        if not self.is_quiet:
+            return ()
+        untold = tuple(self.output_ids[self.num_told :])
+        self.num_told = len(self.output_ids)
+        return untold
 
     @property
     def num_known(self) -> int:
@@ -146,3 +156,4 @@ class RequestUpdate:
     first_scheduled_time: float | None = None
     scores: Any = None  # what the engine adds to it; never looked at here
     weight_version: WeightVersion = 0  # of the weights that its tokens were sampled with
+    num_counted: int = 0  # of its tokens, those that StepUpdates.num_quiet of earlier steps or of this one counts

@@ -17,6 +17,7 @@ class Rows:
         self.data_rank = data_rank
         self.num_rows = num_rows
         self.running: list[Request] = []  # the best rank of the policy first
+        self.num_changes = 0  # how often one of them left, or came before another
         self._free = list(range(num_rows))  # a heap
 
     @property
@@ -33,6 +34,7 @@ class Rows:
         """Takes the row of a running request."""
         assert request.row is not None
         self.running.remove(request)
+        self.num_changes += 1
         heappush(self._free, request.row)
         request.row = request.data_rank = None
 
@@ -99,6 +101,7 @@ class Roster:
         row = rows.give(request)
         request.status = RequestStatus.RUNNING
         insort(rows.running, request, key=self.policy.rank)
+        rows.num_changes += rows.running[-1] is not request
         return row
 
     def send_back(self, request: Request) -> None:

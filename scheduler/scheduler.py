@@ -5,7 +5,7 @@ the steps in the order in which they were scheduled: a row or a block taken from
 at once, since every step that still uses it for its first owner runs before those of the second.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from jaxllm.scheduler.request import FinishReason, Request, RequestStatus, Reque
 from jaxllm.scheduler.roster import Roster
 from jaxllm.scheduler.snapshot import VERSION, Encode, place_requests, plain_requests, unchanged
 from jaxllm.scheduler.step_planner import StepPlanner
+from jaxllm.scheduler.updates import SinglesTokens, StepUpdates
 
 __all__ = ["AdmissionError", "Scheduled", "ScheduledBatch", "Scheduler", "SchedulerConfig", "SchedulerStats"]
 
@@ -154,54 +155,87 @@ class Scheduler:
         self._last_scheduled += batch is not None
         return batch
 
-    def update(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> list[RequestUpdate]:
+    def update(self, batch: ScheduledBatch, token_ids: Sequence[int]) -> StepUpdates:
         """Reads the tokens of a step, one per item; batches must come in the order in which they were scheduled."""
-        num_items = sum([len(part.items) for part in batch.ranks])
+        num_items = batch.num_requests
         if len(token_ids) != num_items:
             raise ValueError(f"step {batch.step} has {num_items} items, got {len(token_ids)} token ids")
         if batch.step <= self._last_updated:
             raise ValueError(f"step {batch.step} came after step {self._last_updated} was read")
         self._last_updated = batch.step
-        updates: list[RequestUpdate] = []
-        tokens = iter(token_ids)
+        parts: list[SinglesTokens | list[RequestUpdate]] = []
+        num_quiet = 0
         for rank, part in zip(self._ranks, batch.ranks, strict=True):
-            self._update_rank(rank, part, tokens, updates)
-        return updates
+            own, token_ids = (token_ids, ()) if len(batch.ranks) == 1 else _split(token_ids, part.num_requests)
+            if part.singles.requests:
+                tokens, num_discarded = self._update_singles(rank, part, own)
+                parts.append(tokens)
+                num_quiet += part.singles.num_quiet - num_discarded
+            if part.others:
+                parts.append(self._update_others(rank, part, own[len(part.singles.rows) :]))
+        return StepUpdates(parts, num_quiet)
 
-    def _update_rank(
-        self, rank: DataRank, part: RankBatch, tokens: Iterator[int], updates: list[RequestUpdate]
-    ) -> None:
-        finished, version = RequestStatus.FINISHED, self.weight_version
-        for item, token in zip(part.items, tokens, strict=False):  # the others are of the ranks behind
-            if not item.samples:
-                continue
-            request = item.request
+    def _update_singles(self, rank: DataRank, part: RankBatch, token_ids: Sequence[int]) -> tuple[SinglesTokens, int]:
+        """Adds the tokens of those that just go on, and looks at those which may end; counts quiet ones discarded.
+
+        Whoever can end is known ahead or by the token, so the loop touches little of each request.
+        """
+        singles, tick, finished = part.singles, part.tick, RequestStatus.FINISHED
+        end_token_ids, instead, num_discarded = singles.end_token_ids, {}, 0
+        for request, token, last_tick in zip(singles.requests, token_ids, singles.last_ticks, strict=False):
             if request.status is finished:  # stopped, aborted or failed after this step was dispatched
                 rank.counters.num_discarded_tokens += 1
+                instead[request] = None
+                num_discarded += request.is_quiet
                 continue
-            output_ids = request.output_ids
-            output_ids.append(token)
-            num_output = len(output_ids)
-            reason, stop_reason = None, None
-            if token in request.end_token_ids:
-                reason, stop_reason = "stop", None if token in request.eos_token_ids else token
-            elif num_output >= request.max_new_tokens:
-                reason = "length"
-            if reason is not None:
-                self._end(request, reason, stop_reason)
-            update = blank(RequestUpdate)
-            update.request_id = request.request_id
-            update.token_ids = (token,)
-            update.finish_reason = reason
-            update.stop_reason = stop_reason
-            update.error = None
-            update.num_prompt_tokens = request.num_prompt
-            update.num_output_tokens = num_output
-            update.num_cached_tokens = request.num_cached_tokens
-            update.first_scheduled_time = request.first_scheduled_time
-            update.scores = None
-            update.weight_version = version
-            updates.append(update)
+            request.output_ids.append(token)
+            if tick >= last_tick or token in end_token_ids:
+                update = self._updated(request, token, 0)
+                if update.finish_reason is not None or request.is_quiet:
+                    instead[request] = update
+        return SinglesTokens(singles, tick, token_ids, instead, self.weight_version), num_discarded
+
+    def _update_others(self, rank: DataRank, part: RankBatch, token_ids: Sequence[int]) -> list[RequestUpdate]:
+        updates = []
+        for item, token in zip(part.others, token_ids, strict=True):
+            if not item.samples:
+                continue
+            if item.request.status is RequestStatus.FINISHED:
+                rank.counters.num_discarded_tokens += 1
+                continue
+            item.request.output_ids.append(token)
+            updates.append(self._updated(item.request, token, 1))
+        return updates
+
+    def _updated(self, request: Request, token: int, num_uncounted: int) -> RequestUpdate:
+        """Ends a request if its newest token says so, and tells what it has got."""
+        num_output = len(request.output_ids)
+        reason, stop_reason = None, None
+        if token in request.end_token_ids:
+            reason, stop_reason = "stop", None if token in request.eos_token_ids else token
+        elif num_output >= request.max_new_tokens:
+            reason = "length"
+        if reason is not None:
+            self._end(request, reason, stop_reason)
+        new = request.take_untold()
+        update = blank(RequestUpdate)
+        update.request_id = request.request_id
+        update.token_ids = new or (token,)
+        update.finish_reason = reason
+        update.stop_reason = stop_reason
+        update.error = None
+        update.num_prompt_tokens = request.num_prompt
+        update.num_output_tokens = num_output
+        update.num_cached_tokens = request.num_cached_tokens
+        update.first_scheduled_time = request.first_scheduled_time
+        update.scores = None
+        update.weight_version = self.weight_version
+        update.num_counted = max(len(new) - num_uncounted, 0)
+        return update
+
+    def tell_untold(self) -> list[RequestUpdate]:
+        """Tells the tokens of quiet requests that have not been told; what they get from here on is of another kind."""
+        return [self._told(request) for request in self._roster.living.values() if _has_untold(request)]
 
     def abort(self, request_id: str) -> RequestUpdate | None:
         """Ends a request wherever it stands; None when no living one has this id."""
@@ -284,12 +318,14 @@ class Scheduler:
         """Takes note that all steps from here on run on other weights; none may be in flight.
 
         What runs goes on with the KV that it has ("keep"), is computed again ("recompute"), or ends, wherever it has
-        begun ("drop"). No prefix of older weights is found any more, nor remembered later. Gives what ended.
+        begun ("drop"). No prefix of older weights is found any more, nor remembered later. Gives what ended, and
+        of quiet requests what older weights have brought them.
         """
         ended: list[RequestUpdate] = []
         if kv == "drop":
             begun = [r for r in self._roster.living.values() if r.status is RequestStatus.RUNNING or r.output_ids]
             ended = [self._end_without_token(request, "abort") for request in begun]
+        ended += self.tell_untold()
         for rank in self._ranks:
             for request in tuple(rank.rows.running) if kv == "recompute" else ():
                 rank.send_back(request)
@@ -350,7 +386,7 @@ class Scheduler:
         """Every row and block belongs to whom it was given, and every count fits the others."""
         self._roster.check()
         for rank in self._ranks:
-            rank.kv.check(rank.rows.running)
+            rank.check()
 
     def _check_restored(self, request: Request) -> None:
         if checked_max_new_tokens(request, self.config.max_model_len, self._kv) < request.max_new_tokens:
@@ -376,8 +412,13 @@ class Scheduler:
 
     def _end_without_token(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestUpdate:
         self._end(request, reason)
+        return self._told(request, reason, error)
+
+    def _told(self, request: Request, reason: FinishReason | None = None, error: str | None = None) -> RequestUpdate:
+        untold = request.take_untold()
         return RequestUpdate(
             request.request_id,
+            untold,
             finish_reason=reason,
             error=error,
             num_prompt_tokens=request.num_prompt,
@@ -385,4 +426,13 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             first_scheduled_time=request.first_scheduled_time,
             weight_version=self.weight_version,
+            num_counted=len(untold),
         )
+
+
+def _has_untold(request: Request) -> bool:
+    return request.is_quiet and request.num_told < len(request.output_ids)
+
+
+def _split(token_ids: Sequence[int], count: int) -> tuple[Sequence[int], Sequence[int]]:
+    return token_ids[:count], token_ids[count:]

@@ -10,7 +10,7 @@ from typing import Any
 from jaxllm.scheduler.request import Request, RequestStatus
 from jaxllm.scheduler.roster import Roster
 
-VERSION = 1
+VERSION = 2
 _AS_THEY_ARE = (
     "request_id",
     "prompt_ids",
@@ -20,7 +20,9 @@ _AS_THEY_ARE = (
     "deadline",
     "cache_salt",
     "skip_prefix_cache",
+    "is_quiet",
     "output_ids",
+    "num_told",
     "num_yields",
     "num_cached_tokens",
     "order",

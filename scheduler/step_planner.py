@@ -30,7 +30,7 @@ class StepPlanner:
         for rank in self._ranks:
             rank.end()
         drafts = [rank.draft for rank in self._ranks]
-        if not any(draft.items for draft in drafts):
+        if all(draft.is_empty for draft in drafts):
             return None
         return ScheduledBatch(
             tuple([draft.batch() for draft in drafts]),

@@ -74,18 +74,18 @@ def measure(running: int, args: argparse.Namespace, caching: bool) -> tuple[str,
         start = time.thread_time()
         batch = scheduler.schedule()
         scheduled = time.thread_time()
-        assert batch is not None
-        builder.build(batch)
+        if batch is not None:
+            builder.build(batch)
+            in_flight.append(batch)
         built = time.thread_time()
-        in_flight.append(batch)
-        if len(in_flight) < 2:
+        if len(in_flight) < 2 and batch is not None:
             continue
         oldest = in_flight.pop(0)
-        tokens = [7] * len(oldest.items)
+        tokens = [7] * oldest.num_requests
         before = time.thread_time()
         scheduler.update(oldest, tokens)
         updated = time.thread_time()
-        if len(oldest.items) >= 0.95 * running and batch.step > 200:  # the lengths have mixed, all rows are busy
+        if oldest.num_requests >= 0.95 * running and oldest.step > 200:  # the lengths have mixed, all rows are busy
             times.append((scheduled - start, built - scheduled, updated - before))
     total = sorted(map(sum, times))
     return (

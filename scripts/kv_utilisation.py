@@ -85,7 +85,7 @@ def play(running: int, num_slots: int, block_size: int, max_model_len: int) -> R
             stats, share = scheduler.stats, scheduler.kv_utilisation
             held = share * stats.kv_usage * (num_slots // block_size) * block_size
             readings.append((stats.running, stats.kv_usage, share, held))
-        scheduler.update(batch, [7] * len(batch.items))
+        scheduler.update(batch, [7] * batch.num_requests)
     means = [statistics.fmean(column) for column in zip(*readings, strict=True)]
     return Reading(*means, preemptions=scheduler.stats.num_preemptions)
 
@@ -109,7 +109,7 @@ def concurrent(windows: tuple[int | None, ...]) -> tuple[int, int, int]:
         decoding = [item.request for item in batch.items if item.request.output_ids]
         most = max(most, len(decoding))
         most_tokens = max(most_tokens, sum(request.num_computed for request in decoding))
-        scheduler.update(batch, [7] * len(batch.items))
+        scheduler.update(batch, [7] * batch.num_requests)
     return groups.num_blocks(length, block_size, 1), most, most_tokens
 
 

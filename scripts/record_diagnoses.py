@@ -176,12 +176,12 @@ def _simulated(model: str, rows: int, count: int) -> dict[str, Any]:
     num_steps = num_requests = 0
     peak = 0.0
     for batch in _batches(scheduler):
-        host_s = (device.host_us + device.host_request_us * len(batch.items)) * 1e-6
+        host_s = (device.host_us + device.host_request_us * batch.num_requests) * 1e-6
         took = step_time(shape, device, _load_of(batch)).total
         host, wait, now = host + host_s, wait + max(0.0, took - host_s), now + max(took, host_s)
-        num_steps, num_requests = num_steps + 1, num_requests + len(batch.items)
+        num_steps, num_requests = num_steps + 1, num_requests + batch.num_requests
         peak = max(peak, scheduler.stats.kv_usage)
-        for update in scheduler.update(batch, [7] * len(batch.items)):
+        for update in scheduler.update(batch, [7] * batch.num_requests):
             times[int(update.request_id)] += [now] * len(update.token_ids)
     figures = StepFigures(
         num_steps=num_steps,

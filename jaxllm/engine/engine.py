@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from jaxllm.config.errors import InputError
-from jaxllm.config.sampling_params import SamplingParams
+from jaxllm.config.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.engine.input_builder import InputBuilder, PackedStep, PromptScoring
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.messages import sample_ids
@@ -26,6 +26,7 @@ from jaxllm.scheduler.batch import ScheduledBatch
 from jaxllm.scheduler.pace import Pace
 from jaxllm.scheduler.request import Request, RequestUpdate, WeightVersion
 from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.scheduler.updates import StepUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class Engine:
         self._scores = ScoreBook()
         self._span = Spans()
         self._in_flight: deque[Launched] = deque()
+        self._owed: list[RequestUpdate] = []  # told with the next step's
         self._last_number = 0  # of the versions of the weights, those with a text counted as one more
 
     @property
@@ -147,6 +149,8 @@ class Engine:
         With n > 1 it becomes n requests named by `sample_ids`, whose prompt is computed once. At its deadline, in
         seconds of time.monotonic(), it ends wherever it stands with the reason "abort".
 
+        With output_kind FINAL_ONLY it may be told its first token, and all others at once when it ends.
+
         Raises:
             InputError: see EngineLimits.check.
             AdmissionError: it could never fit, with the numbers.
@@ -158,6 +162,9 @@ class Engine:
         room = max(self.limits.max_model_len - len(prompt_ids), 1)
         now = time.monotonic()
         names = sample_ids(request_id, params.n)
+        # What comes with a token is looked for in each step: a stop string in its text, its scores.
+        is_scored = params.logprobs is not None or params.logprob_token_ids or params.prompt_logprobs is not None
+        is_quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and not is_scored
         self.scheduler.add_group(
             [
                 Request(
@@ -173,6 +180,7 @@ class Engine:
                     deadline=deadline,
                     # A token that is found in the cache is not computed, so nothing is known of the one behind it.
                     skip_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
+                    is_quiet=is_quiet,
                 )
                 for sample, name in enumerate(names)
             ]
@@ -186,10 +194,11 @@ class Engine:
         self._scores.forget([update] if update is not None else [])
         return update
 
-    def step(self) -> list[RequestUpdate]:
+    def step(self) -> StepUpdates:
         """Launches the next step, then reads the tokens of the one before."""
         expired = self.scheduler.expire(time.monotonic())
         self._scores.forget(expired)
+        owed, self._owed = self._owed + expired, []
         batch = self._schedule()
         if batch is not None:
             for part in batch.ranks:
@@ -197,8 +206,8 @@ class Engine:
                     request.first_scheduled_time = request.first_scheduled_time or time.monotonic()
             self._in_flight.append(self._launch(batch))
         if len(self._in_flight) > (batch is not None):
-            return expired + self._read_oldest()
-        return expired
+            return self._read_oldest().behind(owed)
+        return StepUpdates([owed] if owed else [])
 
     @property
     def is_paused(self) -> bool:
@@ -236,7 +245,9 @@ class Engine:
         Raises:
             InputError: it is neither a whole number nor a text.
         """
-        self.scheduler.weight_version = self._checked_version(version)
+        version = self._checked_version(version)
+        self._owed += self.scheduler.tell_untold()
+        self.scheduler.weight_version = version
 
     def update_params(
         self, params: Params, kv: KVMode = "recompute", version: WeightVersion | None = None, casts: bool = True
@@ -313,7 +324,7 @@ class Engine:
         except Exception as error:
             tokens = FailedLaunch(error)
         self.times.num_steps += 1
-        self.times.num_batched_requests += sum([len(part.items) for part in batch.ranks])
+        self.times.num_batched_requests += batch.num_requests
         if self.times.num_steps % _UTILISATION_EVERY == 1:
             self._sample_utilisation()
         return Launched(batch, tokens, name, inputs)
@@ -332,7 +343,7 @@ class Engine:
         times.kv_utilisation_sum += self.scheduler.kv_utilisation
         times.num_utilisation_samples += 1
 
-    def _read_oldest(self) -> list[RequestUpdate]:
+    def _read_oldest(self) -> StepUpdates:
         launched = self._in_flight.popleft()
         start = time.perf_counter()
         try:
@@ -340,7 +351,7 @@ class Engine:
                 tokens = launched.tokens.read()
                 scores = launched.tokens.read_scores()
         except Exception as error:
-            return self._recover(launched, error)
+            return StepUpdates([self._recover(launched, error)])
         read = time.perf_counter()
         self._tell_pace(launched, read)
         with self._span("update"):
@@ -363,7 +374,7 @@ class Engine:
         """A step raised: its requests end with the cause, all others are computed again on fresh device state."""
         lines = str(error).strip().splitlines()
         cause = f"{failed.name} failed: {type(error).__name__}: {lines[0] if lines else 'no message'}"
-        logger.error("%s; %d request(s) end with it", cause, len(failed.batch.items), exc_info=error)
+        logger.error("%s; %d request(s) end with it", cause, failed.batch.num_requests, exc_info=error)
         updates = self.scheduler.fail(failed.batch, cause)
         self._scores.forget(updates)
         self._busy_since = None
@@ -375,7 +386,7 @@ class Engine:
 
 def own_tokens(batch: ScheduledBatch, tokens: Sequence[Sequence[int]]) -> Sequence[int]:
     """Gives the tokens of a step's items, of what each data rank told, padding included."""
-    own = [of_rank[: len(part.items)] for part, of_rank in zip(batch.ranks, tokens, strict=True)]
+    own = [of_rank[: part.num_requests] for part, of_rank in zip(batch.ranks, tokens, strict=True)]
     return own[0] if len(own) == 1 else list(chain.from_iterable(own))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.engine.buckets import Buckets, StepShape
+from jaxllm.engine.kept_step import KeptStep
 from jaxllm.engine.rank_items import RankItems
 from jaxllm.engine.rank_rows import RankRows
 from jaxllm.engine.sampler_builder import PackedSampling, SamplerBuilder
@@ -81,6 +82,7 @@ class InputBuilder:
         self._sampler = SamplerBuilder(max_num_seqs + 1, vocab_size, processors, num_ranks)
         self._ranks = [RankRows(max_num_seqs, max_blocks, num_groups, rows) for rows in self._sampler.ranks]
         self._random = random.Random(seed)
+        self._kept: KeptStep | None = None  # the last step, if it was a decode step of requests that go on
 
     def draw_seed(self) -> int:
         """A seed for a request that brings none: drawn once, at admission, and kept."""
@@ -91,28 +93,35 @@ class InputBuilder:
 
         It needs all batches of a scheduler, in order.
         """
-        parts = [rank.take(part) for rank, part in zip(self._ranks, batch.ranks, strict=True)]
+        for rank, part in zip(self._ranks, batch.ranks, strict=True):
+            rank.take(part)
+        return self._advance(batch) or self._build(batch)
+
+    def _build(self, batch: ScheduledBatch) -> PackedStep:
+        parts = [rank.items(part) for rank, part in zip(self._ranks, batch.ranks, strict=True)]
         prompt = self._prompt_scoring(parts) if any(rank.num_scored for rank in self._ranks) else None
         variant = "hidden" if prompt else "logits" if self._sampler.is_needed(parts) else "greedy"
         num_tokens = tuple([own.num_tokens for own in parts])
         width = max([rank.table_width(own) for rank, own in zip(self._ranks, parts, strict=True)])
-        shape = self._choose(
-            self._buckets.shape(
-                max(num_tokens),
-                max([len(own.items) for own in parts]),
-                width,
-                variant,
-                is_mixed=not all(own.is_single for own in parts),
-            )
+        wanted = self._buckets.shape(
+            max(num_tokens),
+            max([own.num_requests for own in parts]),
+            width,
+            variant,
+            is_mixed=not all(own.is_single for own in parts),
         )
+        shape = self._choose(wanted)
         sampling = None
         if shape.variant != "greedy":
             always = prompt is not None or variant == "greedy"
             sampling = self._sampler.build(parts, shape.num_requests, always)
         # Fresh each time: the device may still read the one before.
         packed = np.zeros((len(parts), packed_size(shape, self._num_groups)), np.int32)
-        for rank, own, array in zip(self._ranks, parts, packed, strict=True):
-            rank.write(host_views(array, shape, self._num_groups), own, width, shape.program == "decode")
+        views = [host_views(array, shape, self._num_groups) for array in packed]
+        for rank, own, inputs in zip(self._ranks, parts, views, strict=True):
+            rank.write(inputs, own, width, shape.program == "decode")
+        has_others = any(part.others for part in batch.ranks)
+        self._kept = None if has_others else KeptStep(batch.ranks, wanted, shape, packed, self._num_groups)
         copies = tuple([part.copies for part in batch.ranks])
         return PackedStep(
             shape,
@@ -121,8 +130,23 @@ class InputBuilder:
             sampling,
             prompt,
             num_tokens,
-            max([int(own.end.sum()) for own in parts]),
+            max([part.num_context for part in batch.ranks]),
         )
+
+    def _advance(self, batch: ScheduledBatch) -> PackedStep | None:
+        """Makes the step out of the last one, if it is a decode step of the same requests in the same shape."""
+        kept, parts = self._kept, batch.ranks
+        if kept is None or not kept.goes_on_as(parts) or self._choose(kept.wanted) != kept.shape:
+            return None
+        num_context = kept.advance(parts)
+        for rank, block_table, part in zip(self._ranks, kept.block_tables, parts, strict=True):
+            if rank.advance(block_table, part) > kept.wanted.table_width:
+                return None
+        sampling = None
+        if kept.shape.variant != "greedy":
+            own = [rank.items(part) for rank, part in zip(self._ranks, parts, strict=True)]
+            sampling = self._sampler.build(own, kept.shape.num_requests, always=kept.wanted.variant == "greedy")
+        return PackedStep(kept.shape, kept.packed.copy(), (), sampling, None, kept.num_tokens, num_context)
 
     def _prompt_scoring(self, parts: Sequence[RankItems]) -> PromptScoring | None:
         told = [_scored_tokens(rank, own) for rank, own in zip(self._ranks, parts, strict=True)]
@@ -138,8 +162,8 @@ class InputBuilder:
 
 def _scored_tokens(rank: RankRows, own: RankItems) -> tuple[list[tuple[int, int]], list[PromptRun]]:
     """Lists (the flat token before, the token) for the scored prompt tokens of a rank, and the runs of them."""
-    pairs, runs, flat = [], [], 0
-    for item in own.items:
+    pairs, runs, flat = [], [], own.num_singles  # which have no token of a prompt
+    for item in own.part.others:
         request = item.request
         if rank.scored[item.row]:
             assert isinstance(request.params, SamplingParams)

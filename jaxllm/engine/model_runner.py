@@ -186,7 +186,7 @@ class ModelRunner:
         forward = self._compiler.get(step.shape)
         if step.copies:
             self._copy_blocks(step.copies)
-        arguments = (self._weights, self._kv, self._rows, self.ranks.put(step.packed))
+        arguments = (self._weights, self._kv, self._rows, self.ranks.argument(step.packed))
         if step.shape.variant == "greedy":
             tokens, self._kv, self._rows = forward(*arguments)
             return DeviceTokens(self.ranks, tokens)
@@ -210,7 +210,7 @@ class ModelRunner:
         """Runs a step for its logits [R, T, V] (float32) instead of its tokens; the KV is written all the same."""
         function = jax.jit(make_logits(self.program, step.shape), donate_argnums=1)
         with without_callers_mesh():
-            logits, self._kv = function(self._weights, self._kv, self._rows, self.ranks.put(step.packed))
+            logits, self._kv = function(self._weights, self._kv, self._rows, self.ranks.argument(step.packed))
         return np.asarray(logits)[..., : self.program.decoder.cfg.vocab_size]
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class ModelRunner:
     def _sample(self, logits: jax.Array, sampling: PackedSampling) -> Sampled[jax.Array]:
         """Chooses tokens from logits, in the device's order behind the forward pass."""
         sampler = self._compiler.get_sampler(sampling.layout.shape)
-        packed = self.ranks.put(sampling.packed)
+        packed = self.ranks.argument(sampling.packed)
         if not sampling.layout.shape.penalties:
             sampled, self._rows = sampler(logits, self._rows, packed)
             return sampled
@@ -237,22 +237,22 @@ class ModelRunner:
             self._counts = jax.jit(lambda: jnp.zeros(counts.shape, counts.dtype), out_shardings=counts.sharding)()
         return self._counts
 
-    def _counted_tokens(self, reset: CountReset) -> tuple[jax.Array, ...]:
+    def _counted_tokens(self, reset: CountReset) -> tuple[np.ndarray | jax.Array, ...]:
         """A row and the tokens of its prompt and output, padded to powers of four with a token that does not exist.
 
         The other data ranks count nothing, in their spare rows.
         """
         vocab_size, num_ranks = self.program.decoder.cfg.vocab_size, self.program.num_ranks
 
-        def padded(token_ids: list[int]) -> jax.Array:
+        def padded(token_ids: list[int]) -> np.ndarray | jax.Array:
             size = 64 << 2 * max(0, -(-((len(token_ids) - 1).bit_length() - 6) // 2))
             array = np.full((num_ranks, size), vocab_size, np.int32)
             array[reset.rank, : len(token_ids)] = token_ids
-            return self.ranks.put(array)
+            return self.ranks.argument(array)
 
         row = np.full(num_ranks, self._compiler.num_rows, np.int32)
         row[reset.rank] = reset.row
-        return self.ranks.put(row), padded(reset.prompt_ids), padded(reset.output_ids)
+        return self.ranks.argument(row), padded(reset.prompt_ids), padded(reset.output_ids)
 
     def _score_prompt(self, hidden: jax.Array, prompt: PromptScoring) -> list[ScoreArrays]:
         """Scores prompt tokens a tile at a time, so that few rows of logits exist at once."""
@@ -262,7 +262,7 @@ class ModelRunner:
             padded = np.zeros((*part.shape[:2], size), np.int32)
             padded[:, :, : part.shape[2]] = part
             scorer = self._compiler.get_prompt_scorer(num_tokens, size, prompt.num_best)
-            told = scorer(self._weights, hidden, self.ranks.put(padded))
+            told = scorer(self._weights, hidden, self.ranks.argument(padded))
             if prompt.num_best == WHOLE_VOCABULARY:  # as large as the logits: it leaves before the next is made
                 told = jax.tree.map(lambda array: self.ranks.begin(array).read(), told)
             scores.append(told)
@@ -274,7 +274,7 @@ class ModelRunner:
         padded = np.zeros((len(copies), 2, size), np.int32)
         for rank, pairs in enumerate(copies):
             padded[rank, :, : len(pairs)] = np.asarray(pairs, np.int32).reshape(-1, 2).T
-        self._kv = self._copy(self._kv, self.ranks.put(padded))
+        self._kv = self._copy(self._kv, self.ranks.argument(padded))
 
     @functools.cached_property
     def _copy(self) -> Callable:

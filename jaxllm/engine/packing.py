@@ -35,6 +35,13 @@ def host_views(packed: np.ndarray, fields: Iterable[FieldShape]) -> list[np.ndar
     return [packed[a:b].view(dtype).reshape(dims) for a, b, dims, dtype in _cuts(tuple(fields))]
 
 
+def host_rows(packed: np.ndarray, fields: Iterable[FieldShape], first: int, second: int, count: int) -> np.ndarray:
+    """The first `count` numbers of two one-dimensional fields as a view [2, count], so that one call writes both."""
+    cuts = _cuts(tuple(fields))
+    start, distance = cuts[first].start, cuts[second].start - cuts[first].start
+    return np.lib.stride_tricks.as_strided(packed[start:], (2, count), (distance * packed.itemsize, packed.itemsize))
+
+
 def unpack(packed: jax.Array, fields: Iterable[FieldShape]) -> list[jax.Array]:
     """The same fields inside a traced program."""
     return [

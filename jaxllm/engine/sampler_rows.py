@@ -143,8 +143,8 @@ class SamplerRows:
         wishes: Wishes,
     ) -> None:
         """Fills the rank's fields, which are zeros; what the items leave open becomes padding."""
-        inputs.samples[: len(own.items)] = own.samples
-        inputs.position[: len(own.items)] = own.end
+        inputs.samples[: own.num_requests] = own.samples
+        inputs.position[: own.num_requests] = own.end
         self._write_numbers(inputs, own.row)
         self._write_lists(inputs, wishes.sampling, wishes.edits)
         for name, each in processor_inputs.items():

@@ -48,6 +48,7 @@ def field_shapes(shape: StepShape, num_groups: int) -> StepInputs[FieldShape]:
     )
 
 
+@lru_cache(maxsize=1024)
 def packed_size(shape: StepShape, num_groups: int) -> int:
     """The number of 32-bit words of a packed step."""
     return packing.packed_size(field_shapes(shape, num_groups))
@@ -56,6 +57,13 @@ def packed_size(shape: StepShape, num_groups: int) -> int:
 def host_views(packed: np.ndarray, shape: StepShape, num_groups: int) -> StepInputs[np.ndarray]:
     """Views of the packed array for the host to write."""
     return StepInputs(*packing.host_views(packed, field_shapes(shape, num_groups)))
+
+
+def ends_view(packed: np.ndarray, shape: StepShape, num_groups: int, count: int) -> np.ndarray:
+    """What changes from one decode step of the same requests to the next: [position, context_len] of the first ones."""
+    fields = StepInputs._fields
+    first, second = fields.index("position"), fields.index("context_len")
+    return packing.host_rows(packed, field_shapes(shape, num_groups), first, second, count)
 
 
 def unpack(packed: jax.Array, shape: StepShape, num_groups: int) -> StepInputs[jax.Array]:

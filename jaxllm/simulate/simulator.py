@@ -146,7 +146,7 @@ class _Simulation:
 
     def _launch(self, batch: ScheduledBatch) -> None:
         num_tokens = tuple([part.num_tokens for part in batch.ranks])
-        num_requests = tuple([len(part.items) for part in batch.ranks])
+        num_requests = tuple([part.num_requests for part in batch.ranks])
         shape = self._buckets.shape(
             max(num_tokens), max(num_requests), 1, "greedy", is_mixed=num_tokens != num_requests
         )
@@ -173,14 +173,13 @@ class _Simulation:
         self._now = max(self._now, done)
         if self._pace is not None:
             self._tell_pace(batch, shape, self._pace)
-        num_items = sum([len(part.items) for part in batch.ranks])
-        updates = self._scheduler.update(batch, [_TOKEN] * num_items)
+        updates = self._scheduler.update(batch, [_TOKEN] * batch.num_requests)
         places = self._places
         self._record.read.append(self._now)
         self._record.sampled.append([places[update.request_id] for update in updates])
 
     def _tell_pace(self, batch: ScheduledBatch, shape: StepShape, pace: Pace) -> None:
         if self._busy_since is not None:
-            context = max([sum([item.start + item.count for item in part.items]) for part in batch.ranks])
+            context = max([part.num_context for part in batch.ranks])
             pace.time.observe(shape.num_tokens, shape.program == "decode", context, self._now - self._busy_since)
         self._busy_since = self._now if self._in_flight else None

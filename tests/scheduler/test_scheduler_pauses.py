@@ -154,7 +154,7 @@ def test_a_snapshot_that_does_not_fit_is_refused(make_scheduler: MakeScheduler, 
         Scheduler.restore(taken, BlockPool(65, 2), KVGroups(), small)
     with pytest.raises(AdmissionError, match="15 KV blocks"):
         Scheduler.restore(taken, BlockPool(5, 2), KVGroups())
-    with pytest.raises(ValueError, match="version 0; this is version 1"):
+    with pytest.raises(ValueError, match="version 0; this is version 2"):
         Scheduler.restore(taken | {"version": 0}, BlockPool(65, 2), KVGroups())
 
 
