@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.cors import CORSMiddleware
 
 from jaxllm import __version__
-from jaxllm.api.async_llm import AsyncLLM
+from jaxllm.api.engine_client import EngineClient
 from jaxllm.api.errors import EngineDeadError
 from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.answers import AnswerHead, Json, Usage, model_card
@@ -33,7 +33,7 @@ _CLIENT_LEFT = 499  # nobody reads it; nginx's name for what happened
 class Api:
     """What all routes of one app share: the engine, its names and its books."""
 
-    def __init__(self, llm: AsyncLLM, model: str, args: ServerArgs):
+    def __init__(self, llm: EngineClient, model: str, args: ServerArgs):
         self.llm = llm
         self.model = model
         self.args = args
@@ -72,7 +72,7 @@ class Api:
         return model_card(name, self.model, self.started, self.llm.limits.max_model_len)
 
 
-def build_app(llm: AsyncLLM, model: str, args: ServerArgs, *, log_stats_every: float | None = None) -> FastAPI:
+def build_app(llm: EngineClient, model: str, args: ServerArgs, *, log_stats_every: float | None = None) -> FastAPI:
     """Makes the app over a running engine; `log_stats_every` is in seconds, None for no log line."""
     api = Api(llm, model, args)
 
