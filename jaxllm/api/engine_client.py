@@ -256,7 +256,7 @@ class EngineClient:
         self._admit(listener, add)
         try:
             while not stream.finished:
-                news = await listener.queue.get()
+                news = await listener.next()
                 if isinstance(news, Exception):
                     raise news
                 delta = stream.take(news)
