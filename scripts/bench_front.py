@@ -1,6 +1,6 @@
 """Measures the HTTP front over an engine's stand-in: python scripts/bench_front.py [--seconds 8] [--streams 256].
 
-The stand-in is a process of its own that ticks every millisecond and gives its requests tokens at a set rate. Told are
+The stand-in is a process of its own that ticks every millisecond and gives each request tokens at a set rate. Told are
 the gaps between its ticks, alone and while the front streams, tokenizes a prompt of 100,000 tokens again and again and
 has a client that reads nothing; and the tokens a second that reach clients when the stand-in gives more than that.
 """
@@ -26,6 +26,7 @@ from jaxllm.scheduler.request import RequestUpdate
 TICK = 0.001  # seconds
 MAX_MODEL_LEN = 1_000_000
 LONG_PROMPT = 100_000  # tokens
+TOKENS_PER_SECOND = 40.0  # of each stream
 TEXT = "The old bridge over the river was built by people who came from the north, and nobody knows when that was. "
 
 
@@ -45,7 +46,7 @@ class TickingEngine:
         self._nothing = SchedulerStats(**dict.fromkeys(SchedulerStats.__dataclass_fields__, 0))
         self.scheduler = self
         self._token_ids = token_ids
-        self._rate = tokens_per_second
+        self._rate = tokens_per_second  # for each request
         self._owed = 0.0
         self._next = self._last = time.perf_counter()
         self._turns: deque[list[Any]] = deque()  # name, tokens left, tokens given
@@ -79,7 +80,7 @@ class TickingEngine:
             now = time.perf_counter()
         self._next = max(self._next + TICK, now)
         self.ticks.append(time.monotonic())
-        self._owed = min(self._owed + self._rate * (now - self._last), len(self._turns))
+        self._owed = min(self._owed + self._rate * len(self._turns) * (now - self._last), len(self._turns))
         self._last = now
         num_given = int(self._owed)
         self._owed -= num_given
@@ -201,54 +202,64 @@ def gaps(ticks: list[float], start: float, end: float) -> list[float]:
     return sorted((after - before) * 1e3 for before, after in pairwise(inside))
 
 
+def percentile(ordered: list[float], percent: int) -> float:
+    """Gives the value below which so many percent lie."""
+    return ordered[len(ordered) * percent // 100]
+
+
+def load(port: int, seconds: float, num_streams: int) -> tuple[tuple[float, float], int, int]:
+    """Loads a server; gives when it did, and the events that streams brought and the long prompts meanwhile."""
+    clients = Clients(port, num_streams, max_tokens=100_000)
+    stuck = ask(port, {"prompt": "Once", "max_tokens": 900_000})
+    is_over = threading.Event()
+    num_long = 0
+
+    def tokenize_long() -> None:
+        nonlocal num_long
+        while not is_over.is_set():
+            with ask(port, {"prompt": TEXT * (LONG_PROMPT // 22), "max_tokens": 1}) as connection:
+                while b"[DONE]" not in connection.recv(1 << 16):
+                    pass
+            num_long += 1
+
+    clients.read(1.0)
+    long = threading.Thread(target=tokenize_long)
+    long.start()
+    before, start = clients.num_events, time.monotonic()
+    clients.read(seconds)
+    end, events = time.monotonic(), clients.num_events - before
+    is_over.set()
+    long.join()
+    stuck.close()
+    clients.close()
+    return (start, end), events, num_long
+
+
 def measure_ticks(seconds: float, num_streams: int) -> dict[str, float]:
     """Compares the ticks of a server without requests to those under load; times in milliseconds."""
-    server = Server(tokens_per_second=num_streams * 10)
+    server = Server(TOKENS_PER_SECOND)
     try:
         time.sleep(1.0)
         idle = (time.monotonic(), time.monotonic() + seconds)
         time.sleep(seconds)
-        clients = Clients(server.port, num_streams, max_tokens=100_000)
-        stuck = ask(server.port, {"prompt": "Once", "max_tokens": 900_000})
-        is_over = threading.Event()
-        num_long = [0]
-
-        def tokenize_long() -> None:
-            while not is_over.is_set():
-                with ask(server.port, {"prompt": TEXT * (LONG_PROMPT // 22), "max_tokens": 1}) as connection:
-                    while b"[DONE]" not in connection.recv(1 << 16):
-                        pass
-                    num_long[0] += 1
-
-        long = threading.Thread(target=tokenize_long)
-        clients.read(1.0)
-        long.start()
-        clients.read(0.5)
-        loaded = (time.monotonic(), time.monotonic() + seconds)
-        before = clients.num_events
-        clients.read(seconds)
-        events = clients.num_events - before
-        is_over.set()
-        long.join()
-        stuck.close()
-        clients.close()
+        loaded, num_events, num_long = load(server.port, seconds, num_streams)
     finally:
         ticks = server.end()
     alone, under_load = gaps(ticks, *idle), gaps(ticks, *loaded)
     return {
-        "alone p50": alone[len(alone) // 2],
-        "alone p99": alone[len(alone) * 99 // 100],
-        "loaded p50": under_load[len(under_load) // 2],
-        "loaded p99": under_load[len(under_load) * 99 // 100],
+        "alone p50": percentile(alone, 50),
+        "alone p99": percentile(alone, 99),
+        "loaded p50": percentile(under_load, 50),
+        "loaded p99": percentile(under_load, 99),
         "loaded max": under_load[-1],
-        "events/s": events / seconds,
-        "long prompts": num_long[0],
+        "events/s": num_events / seconds,
+        "long prompts": num_long,
     }
 
 
 def measure_rate(seconds: float, num_streams: int, asked: float) -> dict[str, float]:
     """Gives the tokens a second that reach the clients when the stand-in gives so many."""
-    server = Server(tokens_per_second=asked)
+    server = Server(asked / num_streams)
     try:
         begin = time.monotonic()
         clients = Clients(server.port, num_streams, max_tokens=int(asked * seconds / num_streams))
@@ -269,7 +280,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--asked", type=float, default=20_000, help="tokens a second that the stand-in gives")
+    parser.add_argument("--asked", type=float, default=20_000, help="tokens a second that the stand-in gives to all")
     args = parser.parse_args()
     print(f"{args.streams} streams, {os.cpu_count()} cores, {args.seconds:g} s each, commands: {' '.join(sys.argv)}")
     for title, figures in (
