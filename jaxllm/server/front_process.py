@@ -14,6 +14,7 @@ from jaxllm.api.remote_engine import RemoteEngine, make_tokenizer
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.child_process import Parent, as_fields
+from jaxllm.server.peer_books import PeerBooks
 from jaxllm.server.serve import run_app, set_up_logging
 
 
@@ -24,8 +25,8 @@ def main() -> int:
     engine_args, args = EngineArgs(**as_fields(order["engine"])), ServerArgs(**as_fields(order["server"]))
     set_up_logging(args)
     parent.listen(lambda order: None)
-    listeners = Listeners()
-    link = RemoteEngine(Path(order["folder"]), order["index"], args.api_server_count, engine_args.seed, listeners)
+    listeners, folder = Listeners(), Path(order["folder"])
+    link = RemoteEngine(folder, order["index"], args.api_server_count, engine_args.seed, listeners)
     import jaxllm.server.app  # noqa: F401  (a second's work, while the engine starts)
 
     try:
@@ -33,9 +34,11 @@ def main() -> int:
     except EngineDeadError:  # the parent knows, and says why
         return 0
     client = EngineClient(link, listeners, make_tokenizer(ready.tokenizer), engine_args.model)
+    peers = PeerBooks(folder, order["index"], args.api_server_count)
+    peers.keep(client.books, args.model_names(engine_args.model)[0])
     with socket.socket(fileno=order["socket"]) as bound:
         try:
-            return run_app(client, bound, engine_args, args, greets=order["greets"])
+            return run_app(client, bound, engine_args, args, greets=order["greets"], peers=peers)
         finally:
             client.shutdown()
 

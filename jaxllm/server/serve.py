@@ -13,6 +13,7 @@ from jaxllm.server.listen import address_error, bind_socket
 
 if TYPE_CHECKING:
     from jaxllm.api.engine_client import EngineClient
+    from jaxllm.server.peer_books import PeerBooks
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,16 @@ def serve(engine_args: EngineArgs, args: ServerArgs) -> int:
         return (serve_in_processes if apart else serve_here)(bound, engine_args, args)
 
 
-def run_app(llm: "EngineClient", bound: socket.socket, engine_args: EngineArgs, args: ServerArgs, greets: bool) -> int:
-    """Answers HTTP until told to stop; gives the exit code.
+def run_app(
+    llm: "EngineClient",
+    bound: socket.socket,
+    engine_args: EngineArgs,
+    args: ServerArgs,
+    *,
+    greets: bool,
+    peers: "PeerBooks | None" = None,
+) -> int:
+    """Answers HTTP until told to stop; gives the exit code. `peers` has the books of other processes that do the same.
 
     Raises:
         InputError: another process listens at the address.
@@ -51,7 +60,11 @@ def run_app(llm: "EngineClient", bound: socket.socket, engine_args: EngineArgs, 
     from jaxllm.server.draining import DrainingServer
 
     app = build_app(
-        llm, engine_args.model, args, log_stats_every=None if engine_args.disable_log_stats else STATS_EVERY
+        llm,
+        engine_args.model,
+        args,
+        log_stats_every=None if engine_args.disable_log_stats else STATS_EVERY,
+        peers=peers,
     )
     config = uvicorn.Config(
         app,

@@ -70,6 +70,12 @@ def read_stream(port: int, max_tokens: int, on_piece: Callable[[], None] = lambd
     return "".join(text), num_tokens, error
 
 
+def read_metric(port: int, name: str) -> float:
+    """Asks whichever front answers."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    return float(next(line for line in text.splitlines() if line.startswith(name + "{")).split()[-1])
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -96,6 +102,8 @@ def test_100_streams_go_on_where_they_were_when_the_engine_is_killed(server: Any
     assert {(num_tokens, error) for _, num_tokens, error in results} == {(120, None)}
     assert (health.status_code, "killed by signal 9" in health.text) == (503, True)
     assert httpx.get(f"http://127.0.0.1:{server.port}/health").status_code == 200
+    time.sleep(0.5)  # in which each front writes its books
+    assert [read_metric(server.port, "vllm:generation_tokens_total") for _ in range(4)] == [100 * 120] * 4
 
 
 def test_a_front_that_dies_takes_its_requests_along_and_no_others(server: Any):
@@ -103,9 +111,7 @@ def test_a_front_that_dies_takes_its_requests_along_and_no_others(server: Any):
     (engine,) = children(server, "bench_front.py engine")
 
     def running() -> float:
-        text = httpx.get(f"http://127.0.0.1:{server.port}/metrics").text
-        line = next(each for each in text.splitlines() if each.startswith("vllm:num_requests_running{"))
-        return float(line.split()[-1])
+        return read_metric(server.port, "vllm:num_requests_running")
 
     with ThreadPoolExecutor(20) as pool:
         streams = [pool.submit(read_stream, server.port, 120) for _ in range(20)]
