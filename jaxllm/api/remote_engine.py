@@ -159,18 +159,26 @@ class RemoteEngine:
         self._context.term()
 
     def _receive(self) -> None:
-        while not self._is_closed.is_set():
-            if not self._inbound.poll(100):
-                continue
-            outputs: list[EngineOutput] = []
-            for _ in range(_AT_ONCE):
-                try:
-                    sender, content = self._inbound.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                self._take(sender, decode_to_front(content), outputs)
-            if outputs:
-                self._listeners.publish(outputs)
+        try:
+            while not self._is_closed.is_set():
+                if self._inbound.poll(100):
+                    self._take_all()
+        except Exception as error:
+            logger.exception("the link to the engine broke")
+            self._lost = f"the link to the engine broke: {type(error).__name__}: {error}"
+            self._listeners.fail_all(EngineDeadError(self._lost))
+
+    def _take_all(self) -> None:
+        """Takes what has come, and hands the updates of several steps on at once where there are several."""
+        outputs: list[EngineOutput] = []
+        for _ in range(_AT_ONCE):
+            try:
+                sender, content = self._inbound.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._take(sender, decode_to_front(content), outputs)
+        if outputs:
+            self._listeners.publish(outputs)
 
     def _take(self, sender: bytes, message: ToFront, outputs: list[EngineOutput]) -> None:
         if isinstance(message, Ready):

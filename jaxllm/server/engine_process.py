@@ -6,6 +6,7 @@ it.
 
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
@@ -74,7 +75,7 @@ def run(started: Started, parent: Parent) -> int:
     while not is_told.wait(_TELL_EVERY):
         fronts.tell(loop.hanging, built.wait_until_compiled(0))
     if is_dead.is_set():
-        return _FAILED
+        os._exit(_FAILED)  # nothing is waited for: the device may hang
     loop.stop()
     fronts.close()
     built.close()

@@ -157,7 +157,7 @@ class EngineSupervisor:
         if not has_started:
             return EngineEnd(f"the engine's process {how} while it started", is_told="exit code" in how)
         if self._args.nnodes > 1:
-            return EngineEnd(f"the engine's process {how}, and the other {self._args.nnodes - 1} end with it")
+            return EngineEnd(f"the engine's process {how}, and the engine's other processes end with it")
         now = time.monotonic()
         if len(self._deaths) == MOST_DEATHS and now - self._deaths[0] < WITHIN:
             return EngineEnd(

@@ -14,22 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from jaxllm.api.engine_client import EngineClient
 from jaxllm.api.errors import EngineDeadError
-from jaxllm.api.listeners import Listeners
-from jaxllm.api.remote_engine import RemoteEngine, make_tokenizer
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.errors import InputError
 from jaxllm.config.server_args import ServerArgs
-from jaxllm.server.draining import INTERRUPTED
 from jaxllm.server.engine_supervisor import EngineSupervisor
 from jaxllm.server.front_supervisor import FrontSupervisor
-from jaxllm.server.serve import run_app
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_FOLDER = 80  # characters: a socket's name has room for 107
-_FAILED = 1  # exit code
+_FAILED, _INTERRUPTED = 1, 130  # exit codes; the second is what a shell reports of a program that SIGINT ended
 
 
 def serve_here(bound: socket.socket, engine_args: EngineArgs, args: ServerArgs) -> int:
@@ -45,22 +40,15 @@ def serve_here(bound: socket.socket, engine_args: EngineArgs, args: ServerArgs) 
             os.kill(os.getpid(), signal.SIGTERM)
 
     with _sigterm_ends_a_start(), _socket_folder() as folder:
-        client = None
-        link = RemoteEngine(folder, 0, 1, engine_args.seed, listeners := Listeners())
         supervisor = EngineSupervisor(engine_args, args, folder, on_end=lambda _: stop(), on_leave=stop)
         try:
-            import jaxllm.server.app  # noqa: F401  (a second's work, while the engine starts)
+            from jaxllm.server.front import run_front  # takes a second, in which the engine's process starts
 
-            ready = link.wait_until_ready()
-            client = EngineClient(link, listeners, make_tokenizer(ready.tokenizer), engine_args.model)
-            has_started.set()
-            code = run_app(client, bound, engine_args, args, greets=True)
+            code = run_front(bound, folder, 0, engine_args, args, greets=True, on_start=has_started.set)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end has begun
         except EngineDeadError:
             code = _FAILED
         finally:
-            if client is not None:
-                client.shutdown()
             in_order = supervisor.stop()
         return code if in_order and supervisor.end is None else _tell_end(supervisor)
 
@@ -75,7 +63,7 @@ def serve_in_processes(bound: socket.socket, engine_args: EngineArgs, args: Serv
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if told.is_set() and number == signal.SIGINT:
-            os._exit(INTERRUPTED)  # the others end with this process
+            os._exit(_INTERRUPTED)  # the others end with this process
         told.set()
 
     handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}

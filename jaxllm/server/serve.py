@@ -1,6 +1,7 @@
 """A start, from flags to a server that answers, and its end. Knows the order; each part stands elsewhere."""
 
 import errno
+import gc
 import json
 import logging
 import socket
@@ -86,6 +87,8 @@ def run_app(
         on_ready=greet if greets else lambda: None,
         abort_all=llm.abort_all,
     )
+    gc.collect()
+    gc.freeze()  # what a start leaves lives on: collecting through it would hold up streams for milliseconds
     try:
         server.run([bound])
     except OSError as error:
