@@ -144,6 +144,25 @@ class Scheduler:
         for request in requests:
             self._deadlines.add(request, len(self._roster.living))
 
+    def take_over(self, request: Request) -> None:
+        """Puts a request that another scheduler began behind those waiting; it goes on behind its output tokens.
+
+        Raises:
+            AdmissionError: it could never run to its end, has reached it, or its id belongs to a living one.
+        """
+        if request.request_id in self._roster.living:
+            raise AdmissionError(f"request id {request.request_id!r} belongs to a request that has not ended yet")
+        request.limit(checked_max_new_tokens(request, self.config.max_model_len, self._kv))
+        if request.is_fully_sampled:
+            raise AdmissionError(
+                f"request {request.request_id!r} has {len(request.output_ids)} output tokens, as many as it may have"
+            )
+        request.num_preemptions += 1  # what it finds in the cache is not told as found by a new prompt
+        request.block_tables = self._kv.groups.empty_tables()
+        self._kv.prepare(request)
+        self._roster.enter((request,))
+        self._deadlines.add(request, len(self._roster.living))
+
     def schedule(self) -> ScheduledBatch | None:
         """Chooses the tokens of the next step and counts them as computed; None when nothing can run.
 

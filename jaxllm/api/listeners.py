@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 from jaxllm.api.request_stream import RequestStream
 from jaxllm.engine.messages import EngineOutput, EngineReply
+from jaxllm.engine.scores import RequestScores
 from jaxllm.scheduler.request import RequestUpdate
 
 logger = logging.getLogger(__name__)
@@ -16,7 +18,7 @@ type News = RequestUpdate | Exception
 
 
 class Listener:
-    """One request's stream, and the event loop and queue on which its updates are awaited.
+    """One request's stream, and the event loop on which its updates are awaited.
 
     `ended` is done when the engine has no more of its samples, whether or not their updates have been read.
     """
@@ -25,8 +27,54 @@ class Listener:
         self.stream = stream
         self.num_in_engine = len(stream.sample_ids)
         self.event_loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[News] = asyncio.Queue()
         self.ended: Future[None] = Future()
+        self._mail: deque[News] = deque()
+        self._is_awaited: asyncio.Future[None] | None = None
+
+    def put(self, news: News) -> None:
+        """Takes in what comes; to be called on the event loop."""
+        self._mail.append(news)
+        if self._is_awaited is not None and not self._is_awaited.done():
+            self._is_awaited.set_result(None)
+
+    async def next(self) -> News:
+        """Waits for what comes next; of a reader that is slow, what has come since for the same sample is one piece."""
+        mail = self._mail
+        while not mail:
+            self._is_awaited = self.event_loop.create_future()
+            await self._is_awaited
+        news = mail.popleft()
+        while mail and (joined := join(news, mail[0])) is not None:
+            news = joined
+            mail.popleft()
+        return news
+
+
+def join(first: News, second: News) -> RequestUpdate | None:
+    """Makes one update of two that came one after the other; None where they are better told apart."""
+    if not isinstance(first, RequestUpdate) or not isinstance(second, RequestUpdate):
+        return None
+    if first.request_id != second.request_id or first.finish_reason is not None or second.error is not None:
+        return None
+    if second.token_ids and first.token_ids and first.weight_version != second.weight_version:
+        return None
+    scores = first.scores
+    if second.scores is not None:
+        if scores is None or second.scores.prompt is not None:
+            return None
+        scores = RequestScores(scores.tokens + second.scores.tokens, scores.prompt)
+    elif scores is not None and second.token_ids:
+        return None
+    return RequestUpdate(
+        first.request_id,
+        first.token_ids + second.token_ids,
+        second.finish_reason,
+        second.stop_reason,
+        num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+        first_scheduled_time=first.first_scheduled_time or second.first_scheduled_time,
+        scores=scores,
+        weight_version=first.weight_version if first.token_ids else second.weight_version,
+    )
 
 
 class Listeners:
@@ -136,7 +184,7 @@ def _settle(future: Future[None], error: Exception | None = None) -> None:
 def _call_soon(event_loop: asyncio.AbstractEventLoop, deliveries: list[tuple[Listener, News]]) -> None:
     def deliver() -> None:
         for listener, news in deliveries:
-            listener.queue.put_nowait(news)
+            listener.put(news)
 
     try:
         event_loop.call_soon_threadsafe(deliver)

@@ -12,7 +12,6 @@ NOT_BUILT_IN_SERVER: dict[str, object] = {
     "uds": None,
     "headless": False,
     "api_key": None,
-    "api_server_count": 1,
     "ssl_keyfile": None,
     "ssl_certfile": None,
     "ssl_ca_certs": None,
@@ -58,6 +57,7 @@ class ServerArgs:
 
     host: str = flag("0.0.0.0", "address to listen on; the default is every interface, 127.0.0.1 this machine only")
     port: int = flag(8000, "port to listen on; 0 takes a free one")
+    api_server_count: int = flag(1, "processes that answer HTTP, over one engine")
     root_path: str = flag("", "path below which a proxy in front shows the server")
     served_model_name: tuple[str, ...] = flag((), "names that clients may ask for; answers carry the first")
     response_role: str = flag("assistant", "role of the answers in a chat")
@@ -74,6 +74,8 @@ class ServerArgs:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InputError(f"port={self.port} is not between 0 and 65535")
+        if self.api_server_count < 1:
+            raise InputError(f"api_server_count must be at least 1, got {self.api_server_count}")
         if not 0 <= self.shutdown_timeout < float("inf"):
             raise InputError(f"shutdown_timeout must be at least 0 seconds, got {self.shutdown_timeout}")
         if self.uvicorn_log_level not in UVICORN_LOG_LEVELS:

@@ -7,7 +7,7 @@ one thread drives it.
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -143,11 +143,14 @@ class Engine:
         priority: int = 0,
         cache_salt: str | None = None,
         deadline: float | None = None,
+        outputs: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Admits a request to the waiting queue. Requests of different cache_salt never share KV blocks.
 
         With n > 1 it becomes n requests named by `sample_ids`, whose prompt is computed once. At its deadline, in
-        seconds of time.monotonic(), it ends wherever it stands with the reason "abort".
+        seconds of time.monotonic(), it ends wherever it stands with the reason "abort". `outputs` tells of a request
+        that another engine began which samples still run and what tokens each has: they go on behind them, and get the
+        same tokens as there if the request brings a seed.
 
         With output_kind FINAL_ONLY it may be told its first token, and all others at once when it ends.
 
@@ -165,26 +168,33 @@ class Engine:
         # What comes with a token is looked for in each step: a stop string in its text, its scores.
         is_scored = params.logprobs is not None or params.logprob_token_ids or params.prompt_logprobs is not None
         is_quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and not is_scored
-        self.scheduler.add_group(
-            [
-                Request(
-                    request_id=name,
-                    prompt_ids=prompt_ids,
-                    max_new_tokens=room if params.max_tokens is None else params.max_tokens,
-                    eos_token_ids=frozenset() if params.ignore_eos else frozenset(self.limits.eos_token_ids),
-                    stop_token_ids=frozenset(params.stop_token_ids or ()),
-                    priority=priority,
-                    arrival_time=now,
-                    params=params if params.greedy else params.replace(seed=(seed + sample) % 2**64),
-                    cache_salt=cache_salt,
-                    deadline=deadline,
-                    # A token that is found in the cache is not computed, so nothing is known of the one behind it.
-                    skip_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
-                    is_quiet=is_quiet,
-                )
-                for sample, name in enumerate(names)
-            ]
-        )
+        if outputs and outputs.get(names[0], True):
+            params = params.replace(prompt_logprobs=None)  # they came with the first token
+        requests = [
+            Request(
+                request_id=name,
+                prompt_ids=prompt_ids,
+                max_new_tokens=room if params.max_tokens is None else params.max_tokens,
+                eos_token_ids=frozenset() if params.ignore_eos else frozenset(self.limits.eos_token_ids),
+                stop_token_ids=frozenset(params.stop_token_ids or ()),
+                priority=priority,
+                arrival_time=now,
+                params=params if params.greedy else params.replace(seed=(seed + sample) % 2**64),
+                cache_salt=cache_salt,
+                deadline=deadline,
+                # A token that is found in the cache is not computed, so nothing is known of the one behind it.
+                skip_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
+                output_ids=list(outputs.get(name, ())) if outputs else [],
+                is_quiet=is_quiet,
+            )
+            for sample, name in enumerate(names)
+            if outputs is None or name in outputs
+        ]
+        if outputs is None:
+            self.scheduler.add_group(requests)
+        else:
+            for request in requests:
+                self.scheduler.take_over(request)
         if params.prompt_logprobs is not None:
             self._scores.expect(names[0], len(prompt_ids))
 

@@ -97,9 +97,10 @@ class EngineLoop:
                         message.params,
                         message.priority,
                         message.cache_salt,
+                        outputs=message.outputs,
                     )
                 except ValueError as error:
-                    ids = sample_ids(message.request_id, message.params.n)
+                    ids = message.outputs or sample_ids(message.request_id, message.params.n)
                     return [RequestUpdate(each, finish_reason="error", error=str(error)) for each in ids]
                 return []
             case AbortRequests():

@@ -13,13 +13,14 @@ from jaxllm.scheduler.request import RequestUpdate
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """Run this prompt."""
+    """Run this prompt. `outputs` has the tokens so far of the samples that another engine did not finish."""
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    outputs: dict[str, list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.cors import CORSMiddleware
 
 from jaxllm import __version__
-from jaxllm.api.async_llm import AsyncLLM
+from jaxllm.api.engine_client import EngineClient
 from jaxllm.api.errors import EngineDeadError
 from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.answers import AnswerHead, Json, Usage, model_card
@@ -22,6 +22,7 @@ from jaxllm.server.errors import ApiError, add_error_handlers, error_response
 from jaxllm.server.generation import Generator
 from jaxllm.server.logprobs import LogprobStyle
 from jaxllm.server.metrics import make_registry
+from jaxllm.server.peer_books import PeerBooks
 from jaxllm.server.prepare import prepare_chat, prepare_completions
 from jaxllm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from jaxllm.server.sse import EventStream
@@ -33,13 +34,14 @@ _CLIENT_LEFT = 499  # nobody reads it; nginx's name for what happened
 class Api:
     """What all routes of one app share: the engine, its names and its books."""
 
-    def __init__(self, llm: AsyncLLM, model: str, args: ServerArgs):
+    def __init__(self, llm: EngineClient, model: str, args: ServerArgs, peers: PeerBooks | None = None):
         self.llm = llm
         self.model = model
         self.args = args
         self.names = args.model_names(model)
         self.started = int(time.time())
-        self.registry = make_registry(lambda: llm.books.read(self.names[0], llm.stats))
+        add_others = list if peers is None else peers.add
+        self.registry = make_registry(lambda: add_others(llm.books.read(self.names[0], llm.stats)))
         self.generator = Generator(llm)
 
     def check(self, body: GenerationRequest) -> None:
@@ -72,9 +74,19 @@ class Api:
         return model_card(name, self.model, self.started, self.llm.limits.max_model_len)
 
 
-def build_app(llm: AsyncLLM, model: str, args: ServerArgs, *, log_stats_every: float | None = None) -> FastAPI:
-    """Makes the app over a running engine; `log_stats_every` is in seconds, None for no log line."""
-    api = Api(llm, model, args)
+def build_app(
+    llm: EngineClient,
+    model: str,
+    args: ServerArgs,
+    *,
+    log_stats_every: float | None = None,
+    peers: PeerBooks | None = None,
+) -> FastAPI:
+    """Makes the app over a running engine; `log_stats_every` is in seconds, None for no log line.
+
+    `peers` has the books of the other processes that answer HTTP.
+    """
+    api = Api(llm, model, args, peers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:

@@ -1,11 +1,11 @@
-"""Runs prepared requests on AsyncLLM, several side by side. Knows deltas; no HTTP, no JSON."""
+"""Runs prepared requests on an EngineClient, several side by side. Knows deltas; no HTTP, no JSON."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from jaxllm.api.async_llm import AsyncLLM
+from jaxllm.api.engine_client import EngineClient
 from jaxllm.api.logprobs import PositionLogprobs, PromptLogprobs
 from jaxllm.api.outputs import OutputDelta
 from jaxllm.server.prepare import PreparedRequest
@@ -34,7 +34,7 @@ class Answers:
 class Generator:
     """The engine as routes use it. Leaving an iteration, or cancelling a call, aborts the request."""
 
-    def __init__(self, llm: AsyncLLM):
+    def __init__(self, llm: EngineClient):
         self._llm = llm
 
     async def stream(self, request: PreparedRequest) -> AsyncGenerator[OutputDelta]:

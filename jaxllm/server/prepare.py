@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.api.async_llm import AsyncLLM
+from jaxllm.api.engine_client import EngineClient
 from jaxllm.api.prompts import TokenizedPrompt
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
@@ -25,7 +25,7 @@ _NOT_TEMPLATE_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One prompt to run: what AsyncLLM.stream takes, and the text that the answer begins with.
+    """One prompt to run: what EngineClient.stream takes, and the text that the answer begins with.
 
     The output of a request that wants none of it is dropped: the engine samples one token all the same.
     """
@@ -38,7 +38,7 @@ class PreparedRequest:
     drops_output: bool = False
 
     def as_arguments(self) -> tuple[TokenizedPrompt, SamplingParams, str, int]:
-        """Gives the arguments of AsyncLLM.stream."""
+        """Gives the arguments of EngineClient.stream."""
         return self.prompt, self.params, self.request_id, self.priority
 
     @property
@@ -46,7 +46,7 @@ class PreparedRequest:
         return len(self.prompt.token_ids)
 
 
-async def prepare_chat(llm: AsyncLLM, body: ChatRequest) -> PreparedRequest:
+async def prepare_chat(llm: EngineClient, body: ChatRequest) -> PreparedRequest:
     """Renders and tokenizes a chat.
 
     Raises:
@@ -76,7 +76,7 @@ async def prepare_chat(llm: AsyncLLM, body: ChatRequest) -> PreparedRequest:
     return _checked(llm, body, prompt, _request_id("chatcmpl"), asked, asked_as, default=None)
 
 
-async def prepare_completions(llm: AsyncLLM, body: CompletionRequest) -> list[PreparedRequest]:
+async def prepare_completions(llm: EngineClient, body: CompletionRequest) -> list[PreparedRequest]:
     """Tokenizes the prompts of a completion, one request for each.
 
     Raises:
@@ -133,7 +133,7 @@ async def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, par
 
 
 def _checked(
-    llm: AsyncLLM,
+    llm: EngineClient,
     body: GenerationRequest,
     prompt: TokenizedPrompt,
     request_id: str,

@@ -4,10 +4,8 @@ import errno
 import gc
 import json
 import logging
-import os
 import socket
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from jaxllm.config.engine_args import EngineArgs
@@ -15,12 +13,12 @@ from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.listen import address_error, bind_socket
 
 if TYPE_CHECKING:
-    from jaxllm.api.async_llm import AsyncLLM
+    from jaxllm.api.engine_client import EngineClient
+    from jaxllm.server.peer_books import PeerBooks
 
 logger = logging.getLogger(__name__)
 
 STATS_EVERY = 10.0  # seconds
-_LONGEST_END = 20.0  # seconds
 _EVERY_INTERFACE = ("0.0.0.0", "::", "")
 
 
@@ -36,36 +34,38 @@ def serve(engine_args: EngineArgs, args: ServerArgs) -> int:
 
         follow(engine_args)
         return 0
+    from jaxllm.server.processes import serve_here, serve_in_processes
+
     with bind_socket(args.host, args.port) as bound:
-        from jaxllm.api.async_llm import AsyncLLM  # takes seconds, and a port in use is told at once
-
-        llm = AsyncLLM.from_engine_args(engine_args)
-        gc.collect()
-        gc.freeze()  # what a start leaves lives on: collecting through it would hold up a step for milliseconds
-        try:
-            return _run(llm, bound, engine_args, args)
-        finally:
-            _end(llm)
+        apart = args.api_server_count > 1
+        return (serve_in_processes if apart else serve_here)(bound, engine_args, args)
 
 
-def _end(llm: "AsyncLLM") -> None:
-    """Ends the engine; one whose step hangs on the device is not waited for."""
-    ending = threading.Thread(target=llm.shutdown, name="jaxllm-shutdown", daemon=True)
-    ending.start()
-    ending.join(_LONGEST_END)
-    if ending.is_alive():
-        logger.error("the engine did not end within %g s, so the process does without it", _LONGEST_END)
-        os._exit(1)
+def run_app(
+    llm: "EngineClient",
+    bound: socket.socket,
+    engine_args: EngineArgs,
+    args: ServerArgs,
+    *,
+    greets: bool,
+    peers: "PeerBooks | None" = None,
+) -> int:
+    """Answers HTTP until told to stop; gives the exit code. `peers` has the books of other processes that do the same.
 
-
-def _run(llm: "AsyncLLM", bound: socket.socket, engine_args: EngineArgs, args: ServerArgs) -> int:
+    Raises:
+        InputError: another process listens at the address.
+    """
     import uvicorn
 
     from jaxllm.server.app import build_app
     from jaxllm.server.draining import DrainingServer
 
     app = build_app(
-        llm, engine_args.model, args, log_stats_every=None if engine_args.disable_log_stats else STATS_EVERY
+        llm,
+        engine_args.model,
+        args,
+        log_stats_every=None if engine_args.disable_log_stats else STATS_EVERY,
+        peers=peers,
     )
     config = uvicorn.Config(
         app,
@@ -77,12 +77,18 @@ def _run(llm: "AsyncLLM", bound: socket.socket, engine_args: EngineArgs, args: S
     if args.uvicorn_log_level == "info":  # its lines about start and stop repeat ours
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     host, port = bound.getsockname()[:2]
+
+    def greet() -> None:
+        print(greeting(llm, args.model_names(engine_args.model)[0], host, port), flush=True)
+
     server = DrainingServer(
         config,
         drain_seconds=args.shutdown_timeout,
-        on_ready=lambda: print(greeting(llm, args.model_names(engine_args.model)[0], host, port), flush=True),
+        on_ready=greet if greets else lambda: None,
         abort_all=llm.abort_all,
     )
+    gc.collect()
+    gc.freeze()  # what a start leaves lives on: collecting through it would hold up streams for milliseconds
     try:
         server.run([bound])
     except OSError as error:
@@ -92,7 +98,7 @@ def _run(llm: "AsyncLLM", bound: socket.socket, engine_args: EngineArgs, args: S
     return 0
 
 
-def greeting(llm: "AsyncLLM", model_name: str, host: str, port: int) -> str:
+def greeting(llm: "EngineClient", model_name: str, host: str, port: int) -> str:
     """Tells where the server is, how to ask it something, and how to stop it."""
     everywhere = host in _EVERY_INTERFACE
     reachable = "127.0.0.1" if everywhere else f"[{host}]" if ":" in host else host

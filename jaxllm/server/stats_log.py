@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import Sequence
 
-from jaxllm.api.async_llm import AsyncLLM
+from jaxllm.api.engine_client import EngineClient
 from jaxllm.engine.messages import RankStats
 
 logger = logging.getLogger(__name__)
 
 
-async def log_stats(llm: AsyncLLM, every: float) -> None:
+async def log_stats(llm: EngineClient, every: float) -> None:
     """Logs what the engine does until cancelled; says nothing while nothing happens."""
     books = llm.books
     then, prompt, generation = time.monotonic(), books.num_prompt_tokens, books.num_generation_tokens

@@ -366,3 +366,34 @@ def test_a_pause_outlasts_new_weights_and_drop_tells_what_ended():
     tokens, ends = run(engine)
     assert (tokens, ends) == ({"e": count_up(4, 9)}, {"e": ("length", None)})
     assert {update.weight_version for update in first + updates} == {0}  # what they have is of the old ones
+
+
+def test_requests_that_another_engine_began_go_on_behind_their_tokens():
+    engine = make_engine(EchoRunner())
+    engine.add("a", [1, 2, 3], greedy(8), outputs={"a": [4, 5, 6]})
+    engine.add("b", [10, 20], SamplingParams(max_tokens=4, n=3, seed=1), outputs={"0_b": [21], "2_b": []})
+    engine.add("c", [30], greedy(2))
+    tokens, ends = run(engine)
+    assert tokens == {
+        "a": count_up(7, 5),
+        "0_b": count_up(22, 3),
+        "2_b": count_up(21, 4),
+        "c": count_up(31, 2),
+    }
+    assert set(ends.values()) == {("length", None)}
+
+
+def test_a_request_that_had_all_its_tokens_is_not_begun_again():
+    engine = make_engine(EchoRunner())
+    with pytest.raises(ValueError, match="has 2 output tokens, as many as it may have"):
+        engine.add("a", [1, 2, 3], greedy(2), outputs={"a": [4, 5]})
+    assert not engine.has_work
+
+
+def test_a_prompt_whose_scores_were_told_is_not_scored_again_by_another_engine():
+    engine = make_engine(EchoRunner())
+    engine.add("a", [1, 2, 3], greedy(3, prompt_logprobs=0), outputs={"a": [4]})
+    (request,) = engine.scheduler.living.values()
+    assert isinstance(request.params, SamplingParams)
+    assert request.params.prompt_logprobs is None
+    assert run(engine)[0] == {"a": [5, 6]}
