@@ -39,7 +39,7 @@ class Api:
         self.args = args
         self.names = args.model_names(model)
         self.started = int(time.time())
-        self.registry = make_registry(lambda: llm.books.read(self.names[0], llm.stats))
+        self.registry = make_registry(lambda: llm.books.read(self.names[0], llm.stats), args.metrics_prefix)
         self.generator = Generator(llm)
 
     def check(self, body: GenerationRequest) -> None:
