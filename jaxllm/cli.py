@@ -186,6 +186,12 @@ COMMANDS = {
     "bench latency": _found_in(
         "jaxllm.bench.latency", "measure one batch of requests, again and again", "[flags]", ("bench latency",)
     ),
+    "bench serve": _found_in(
+        "jaxllm.bench.serve",
+        "measure a running server: requests at a rate, times, goodput",
+        "[flags]",
+        ("bench serve",),
+    ),
     "bench suite": _found_in(
         "jaxllm.bench.suite", "measure every workload beside what the device allows", "[flags]", ("bench suite",)
     ),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxllm.bench.args import LatencyArgs, MeshArgs, SuiteArgs, ThroughputArgs
+from jaxllm.bench.serve_args import ServeBenchArgs
 from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.calibrate.command import CalibrateArgs
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
@@ -89,6 +90,7 @@ def pages() -> dict[Path, dict[str, str]]:
         "server flags": flag_table(ServerArgs),
         "bench throughput flags": flag_table(ThroughputArgs),
         "bench latency flags": flag_table(LatencyArgs),
+        "bench serve flags": flag_table(ServeBenchArgs),
         "bench suite flags": flag_table(SuiteArgs),
         "bench mesh flags": flag_table(MeshArgs),
         "chat flags": flag_table(ChatArgs),
