@@ -180,6 +180,12 @@ COMMANDS = {
         "[MODEL] [flags]",
         (POSITIONAL, "complete"),
     ),
+    "run-batch": _found_in(
+        "jaxllm.server.run_batch",
+        "answer a file of requests in OpenAI's batch format",
+        "[MODEL] -i FILE -o FILE [flags]",
+        (POSITIONAL, "run-batch"),
+    ),
     "bench throughput": _found_in(
         "jaxllm.bench.throughput", "measure many requests sent at once", "[flags]", ("bench throughput",)
     ),

@@ -19,6 +19,7 @@ from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.diagnose.command import DiagnoseArgs
 from jaxllm.planning.command import PlanArgs
+from jaxllm.server.run_batch import RunBatchArgs
 from jaxllm.simulate.command import SimulateArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
 from jaxllm.terminal.compile import CompileArgs
@@ -88,6 +89,7 @@ def pages() -> dict[Path, dict[str, str]]:
     flags = {
         "engine flags": flag_table(EngineArgs),
         "server flags": flag_table(ServerArgs),
+        "run-batch flags": flag_table(RunBatchArgs),
         "bench throughput flags": flag_table(ThroughputArgs),
         "bench latency flags": flag_table(LatencyArgs),
         "bench serve flags": flag_table(ServeBenchArgs),
