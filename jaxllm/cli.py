@@ -180,11 +180,23 @@ COMMANDS = {
         "[MODEL] [flags]",
         (POSITIONAL, "complete"),
     ),
+    "run-batch": _found_in(
+        "jaxllm.server.run_batch",
+        "answer a file of requests in OpenAI's batch format",
+        "[MODEL] -i FILE -o FILE [flags]",
+        (POSITIONAL, "run-batch"),
+    ),
     "bench throughput": _found_in(
         "jaxllm.bench.throughput", "measure many requests sent at once", "[flags]", ("bench throughput",)
     ),
     "bench latency": _found_in(
         "jaxllm.bench.latency", "measure one batch of requests, again and again", "[flags]", ("bench latency",)
+    ),
+    "bench serve": _found_in(
+        "jaxllm.bench.serve",
+        "measure a running server: requests at a rate, times, goodput",
+        "[flags]",
+        ("bench serve",),
     ),
     "bench suite": _found_in(
         "jaxllm.bench.suite", "measure every workload beside what the device allows", "[flags]", ("bench suite",)

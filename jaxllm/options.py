@@ -34,6 +34,8 @@ _SHORT = {
     "enable_expert_parallel": "-ep",
     "quick": "-q",  # of chat and complete
     "quantization": "-q",
+    "input_file": "-i",
+    "output_file": "-o",
 }
 
 

@@ -109,6 +109,11 @@ class Scheduler:
         return [rank.stats() for rank in self._ranks]
 
     @property
+    def pool_size(self) -> tuple[int, int]:
+        """Gives the blocks of a data rank's pool, and the tokens that one holds."""
+        return self._kv.pool.num_blocks, self._kv.pool.block_size
+
+    @property
     def kv_utilisation(self) -> float:
         """Gives the share of the lent slots that hold a token; the rest is the internal waste of blocks."""
         lent = [rank.kv.pool.num_lent for rank in self._ranks]

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxllm.bench.args import LatencyArgs, MeshArgs, SuiteArgs, ThroughputArgs
+from jaxllm.bench.serve_args import ServeBenchArgs
 from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.calibrate.command import CalibrateArgs
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.diagnose.command import DiagnoseArgs
 from jaxllm.planning.command import PlanArgs
+from jaxllm.server.run_batch import RunBatchArgs
 from jaxllm.simulate.command import SimulateArgs
 from jaxllm.terminal.args import ChatArgs, CompleteArgs
 from jaxllm.terminal.compile import CompileArgs
@@ -87,8 +89,10 @@ def pages() -> dict[Path, dict[str, str]]:
     flags = {
         "engine flags": flag_table(EngineArgs),
         "server flags": flag_table(ServerArgs),
+        "run-batch flags": flag_table(RunBatchArgs),
         "bench throughput flags": flag_table(ThroughputArgs),
         "bench latency flags": flag_table(LatencyArgs),
+        "bench serve flags": flag_table(ServeBenchArgs),
         "bench suite flags": flag_table(SuiteArgs),
         "bench mesh flags": flag_table(MeshArgs),
         "chat flags": flag_table(ChatArgs),

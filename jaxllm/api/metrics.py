@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jaxllm.api.outputs import OutputDelta
 from jaxllm.config.sampling_params import SamplingParams
-from jaxllm.engine.messages import EngineStats
+from jaxllm.engine.messages import STEP_SIZES, EngineStats
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 PREFIX = "vllm:"
@@ -17,7 +17,9 @@ PREFIX = "vllm:"
 DESCRIPTIONS: dict[str, str] = {
     "num_requests_running": "Requests in the batch.",
     "num_requests_waiting": "Requests in the queue.",
+    "num_requests_waiting_by_reason": "Requests in the queue by what they wait for.",
     "kv_cache_usage_perc": "Share of the KV pool in use, 0 to 1.",
+    "cache_config_info": "The KV pool of a data rank, in labels.",
     "num_preemptions": "Requests sent back to the queue.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
@@ -27,14 +29,20 @@ DESCRIPTIONS: dict[str, str] = {
     "generation_tokens": "Tokens given to requests.",
     "jaxllm:step_tokens": "Tokens of requests that steps computed.",
     "jaxllm:padding_tokens": "Tokens that steps computed in vain.",
+    "iteration_tokens_total": "Tokens of requests in a step.",
     "request_success": "Samples of requests by how they ended.",
     "time_to_first_token_seconds": "Arrival to first token in seconds.",
     "inter_token_latency_seconds": "Token to token in seconds.",
     "request_time_per_output_token_seconds": "A sample's mean from token to token in seconds.",
     "e2e_request_latency_seconds": "Arrival to end in seconds.",
     "request_queue_time_seconds": "Arrival to first step in seconds.",
+    "request_prefill_time_seconds": "First step to first token in seconds.",
+    "request_decode_time_seconds": "First token to last token in seconds.",
+    "request_inference_time_seconds": "First step to last token in seconds.",
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_generation_tokens": "Output tokens of a sample.",
+    "request_max_num_generation_tokens": "Output tokens of a request's longest sample.",
+    "request_prefill_kv_computed_tokens": "Prompt tokens of a request that were computed, not found in a cache.",
     "request_params_n": "Samples that a request asks for.",
     "request_params_max_tokens": "Output tokens that a request asks for.",
 }
@@ -105,11 +113,18 @@ class _Tally:
         self._sum += value
 
     def read(self, name: str, labels: dict[str, str]) -> Histogram:
-        buckets, total = {}, 0
-        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets[bound] = total
-        return Histogram(name=name, labels=labels, count=total, sum=self._sum, buckets=buckets)
+        return _histogram(name, labels, self._bounds, self._counts, self._sum)
+
+
+def _histogram(
+    name: str, labels: dict[str, str], bounds: Sequence[float], counts: Sequence[int], total: float
+) -> Histogram:
+    """Adds up observations counted between the bounds, as Prometheus wants them."""
+    buckets, below = {}, 0
+    for bound, count in zip((*map(str, map(float, bounds)), "+Inf"), counts, strict=True):
+        below += count
+        buckets[bound] = below
+    return Histogram(name=name, labels=labels, count=below, sum=total, buckets=buckets)
 
 
 class RequestBooks:
@@ -127,8 +142,13 @@ class RequestBooks:
         self.mean = _Tally(_BETWEEN_TOKENS)
         self.whole = _Tally(_WHOLE_REQUEST)
         self.queue = _Tally(_WHOLE_REQUEST)
+        self.prefill = _Tally(_WHOLE_REQUEST)
+        self.decode = _Tally(_WHOLE_REQUEST)
+        self.inference = _Tally(_WHOLE_REQUEST)
         self.prompt_length = _Tally(lengths)
+        self.prompt_computed = _Tally(lengths)
         self.output_length = _Tally(lengths)
+        self.longest_output = _Tally(lengths)
         self.num_samples = _Tally(_SAMPLES)
         self.max_tokens = _Tally(lengths)
 
@@ -162,17 +182,30 @@ class RequestBooks:
         def histogram(name: str, tally: _Tally) -> Histogram:
             return tally.read(PREFIX + name, labels)
 
+        def waiting_for(reason: str, count: int) -> list[Metric]:
+            name = PREFIX + "num_requests_waiting_by_reason"
+            return [Gauge(name=name, labels={**labels, "reason": reason}, value=count)]
+
+        size = {"block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
+        pool = Gauge(name=PREFIX + "cache_config_info", labels={**labels, **size}, value=1)
+        computed_by_steps = sum([rank.num_step_tokens for rank in stats.ranks])
         with self.lock:
             computed = self.num_prompt_tokens - self.num_cached_tokens
             return [
                 *gauges("num_requests_running", (rank.running for rank in stats.ranks)),
                 *gauges("num_requests_waiting", (stats.waiting, *[0] * (len(stats.ranks) - 1))),
+                *waiting_for("capacity", stats.waiting),
+                *waiting_for("deferred", 0),  # the scheduler puts nobody off for another reason
                 *gauges("kv_cache_usage_perc", (rank.kv_usage for rank in stats.ranks)),
+                pool,
                 *counters(PREFIX + "num_preemptions", (rank.num_preemptions for rank in stats.ranks)),
                 *counters(PREFIX + "prefix_cache_queries", (rank.prefix_cache_queries for rank in stats.ranks)),
                 *counters(PREFIX + "prefix_cache_hits", (rank.prefix_cache_hits for rank in stats.ranks)),
                 *counters("jaxllm:step_tokens", (rank.num_step_tokens for rank in stats.ranks)),
                 *counters("jaxllm:padding_tokens", (rank.num_padded_tokens for rank in stats.ranks)),
+                _histogram(
+                    PREFIX + "iteration_tokens_total", labels, STEP_SIZES, stats.steps_by_size, computed_by_steps
+                ),
                 counter("prompt_tokens", self.num_prompt_tokens),
                 counter("prompt_tokens_cached", self.num_cached_tokens),
                 counter("prompt_tokens_by_source", computed, source="local_compute"),
@@ -184,8 +217,13 @@ class RequestBooks:
                 histogram("request_time_per_output_token_seconds", self.mean),
                 histogram("e2e_request_latency_seconds", self.whole),
                 histogram("request_queue_time_seconds", self.queue),
+                histogram("request_prefill_time_seconds", self.prefill),
+                histogram("request_decode_time_seconds", self.decode),
+                histogram("request_inference_time_seconds", self.inference),
                 histogram("request_prompt_tokens", self.prompt_length),
                 histogram("request_generation_tokens", self.output_length),
+                histogram("request_max_num_generation_tokens", self.longest_output),
+                histogram("request_prefill_kv_computed_tokens", self.prompt_computed),
                 histogram("request_params_n", self.num_samples),
                 histogram("request_params_max_tokens", self.max_tokens),
             ]
@@ -211,7 +249,10 @@ class RequestMeter:
         self._num_prompt_tokens = num_prompt_tokens
         self._params = params
         self._arrival = time.perf_counter()
-        self._has_token = False
+        self._first_token: float | None = None
+        self._last_token = 0.0
+        self._time_in_queue: float | None = None
+        self._num_cached_tokens = 0
         self._ended = False
         self._samples = [_SampleMeter() for _ in range(params.n)]
 
@@ -224,8 +265,9 @@ class RequestMeter:
         with books.lock:
             if count:
                 now = time.perf_counter()
-                if not self._has_token:
-                    self._has_token = True
+                if self._first_token is None:
+                    self._first_token, self._time_in_queue = now, time_in_queue
+                    self._num_cached_tokens = delta.num_cached_tokens
                     books.first.observe(now - self._arrival)
                     if time_in_queue is not None:
                         books.queue.observe(time_in_queue)
@@ -235,7 +277,7 @@ class RequestMeter:
                     sample.first = now
                 else:
                     books.between.observe(now - sample.last)
-                sample.last = now
+                sample.last = self._last_token = now
                 sample.num_tokens += count
                 books.num_generation_tokens += count
             if delta.finish_reason is not None:
@@ -266,7 +308,16 @@ class RequestMeter:
         self._ended = True
         books = self._books
         books.whole.observe(time.perf_counter() - self._arrival)
+        if self._first_token is not None:
+            decode = self._last_token - self._first_token
+            books.decode.observe(decode)
+            books.prompt_computed.observe(self._num_prompt_tokens - self._num_cached_tokens)
+            if self._time_in_queue is not None:
+                prefill = self._first_token - self._arrival - self._time_in_queue
+                books.prefill.observe(prefill)
+                books.inference.observe(prefill + decode)
         books.prompt_length.observe(self._num_prompt_tokens)
+        books.longest_output.observe(max([sample.num_tokens for sample in self._samples]))
         books.num_samples.observe(self._params.n)
         if self._params.max_tokens is not None:
             books.max_tokens.observe(self._params.max_tokens)

@@ -1,10 +1,12 @@
 """The HTTP server's flags, with vLLM's names. Knows names, types and ranges: no socket, no engine."""
 
+import re
 from dataclasses import dataclass
 
 from jaxllm.config.engine_args import flag
 from jaxllm.config.errors import InputError
 
+_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 # vLLM's server flags whose feature is not built yet, with the value that asks for nothing. Any other value is refused.
@@ -69,6 +71,7 @@ class ServerArgs:
     disable_fastapi_docs: bool = flag(False, "no /docs, /redoc and /openapi.json")
     uvicorn_log_level: str = flag("info", f"how much of the HTTP side is logged: {', '.join(UVICORN_LOG_LEVELS)}")
     disable_uvicorn_access_log: bool = flag(False, "no log line per HTTP request")
+    metrics_prefix: str = flag("vllm:", "what the names of vLLM's metrics begin with on /metrics")
     shutdown_timeout: float = flag(30.0, "seconds that running requests have to end after SIGTERM; 0 aborts them")
 
     def __post_init__(self) -> None:
@@ -82,6 +85,11 @@ class ServerArgs:
             raise InputError(
                 f"uvicorn_log_level={self.uvicorn_log_level!r} is not known; choose one of "
                 f"{', '.join(UVICORN_LOG_LEVELS)}"
+            )
+        if not _METRIC_NAME.fullmatch(self.metrics_prefix + "x"):
+            raise InputError(
+                f"metrics_prefix={self.metrics_prefix!r} cannot begin a metric's name: use letters, digits, _ and :, "
+                "and no digit first"
             )
         if self.root_path and not self.root_path.startswith("/"):
             raise InputError(f"root_path={self.root_path!r} must start with a slash")

@@ -6,6 +6,7 @@ one thread drives it.
 
 import logging
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.engine.input_builder import InputBuilder, PackedStep, PromptScoring
 from jaxllm.engine.limits import EngineLimits
-from jaxllm.engine.messages import sample_ids
+from jaxllm.engine.messages import STEP_SIZES, sample_ids
 from jaxllm.engine.model_runner import PendingTokens, Runner
 from jaxllm.engine.profile import Spans, start_trace, stop_trace
 from jaxllm.engine.score_book import ScoreBook
@@ -83,6 +84,7 @@ class StepTimes:
     update: float = 0.0
     num_steps: int = 0
     tokens_by_rank: list[RankTokens] = field(default_factory=list)
+    steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
     num_batched_requests: int = 0  # summed over the steps
     kv_usage_peak: float = 0.0  # share of the blocks that was lent at most
     kv_utilisation_sum: float = 0.0  # of every 16th step
@@ -343,6 +345,7 @@ class Engine:
         times = self.times
         if len(times.tokens_by_rank) != len(inputs.num_tokens):
             times.tokens_by_rank = [RankTokens() for _ in inputs.num_tokens]
+        times.steps_by_size[bisect_left(STEP_SIZES, sum(inputs.num_tokens))] += 1
         for counted, num_tokens in zip(times.tokens_by_rank, inputs.num_tokens, strict=True):
             counted.num_computed += num_tokens
             counted.num_padded += inputs.shape.num_tokens - num_tokens

@@ -35,7 +35,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, publish: Publish, on_death: Callable[[BaseException], None]):
         self.died: BaseException | None = None
-        self.stats = EngineStats()
+        self.stats = read_stats(engine)
         self._engine = engine
         self._publish = publish
         self._on_death = on_death
@@ -133,6 +133,7 @@ class EngineLoop:
 def read_stats(engine: Engine) -> EngineStats:
     """Reads an engine between two steps."""
     stats = engine.scheduler.stats
+    num_blocks, block_size = engine.scheduler.pool_size
     return EngineStats(
         running=stats.running,
         waiting=stats.waiting,
@@ -145,6 +146,9 @@ def read_stats(engine: Engine) -> EngineStats:
         prefix_cache_hits=stats.prefix_cache_hits,
         num_steps=engine.times.num_steps,
         num_padded_tokens=engine.times.num_padded_tokens,
+        steps_by_size=tuple(engine.times.steps_by_size),
+        num_blocks=num_blocks,
+        block_size=block_size,
         ranks=tuple(_read_ranks(engine)),
     )
 

@@ -70,6 +70,9 @@ def sample_ids(request_id: str, n: int) -> list[str]:
     return [request_id] if n == 1 else [f"{index}_{request_id}" for index in range(n)]
 
 
+STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # vLLM's buckets of tokens in a step
+
+
 @dataclass(frozen=True, slots=True)
 class RankStats:
     """What a data rank does, and has done since the start."""
@@ -103,4 +106,7 @@ class EngineStats:
     prefix_cache_hits: int = 0
     num_steps: int = 0
     num_padded_tokens: int = 0
+    steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # up to each of STEP_SIZES, and above
+    num_blocks: int = 0  # of a data rank's KV pool, the one for padding included
+    block_size: int = 0
     ranks: tuple[RankStats, ...] = (RankStats(),)  # of each data rank

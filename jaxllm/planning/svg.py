@@ -97,6 +97,16 @@ def draw(chart: Chart) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def stacked(charts: Sequence[Chart]) -> str:
+    """Gives charts as one SVG, below each other."""
+    width, height, parts = max(chart.width for chart in charts), 0, []
+    for chart in charts:
+        place = f'y="{height}" width="{chart.width}" height="{chart.height}"'
+        parts.append(f"<svg {place}{draw(chart).removeprefix('<svg')}")
+        height += chart.height
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">\n{"".join(parts)}</svg>\n'
+
+
 class _LogAxis:
     """A logarithmic axis between two places of the picture."""
 
@@ -148,7 +158,7 @@ def _grid(chart: Chart, x: _Axis, y: _Axis) -> list[str]:
     for value in x.marks():
         at = x.at(value)
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{bottom}" stroke="#ddd"/>')
-        parts.append(_text(at, bottom + 18, f"{value:g}", anchor="middle"))
+        parts.append(_text(at, bottom + 18, f"{value:,g}", anchor="middle"))
     for value in y.marks():
         at = y.at(value)
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')

@@ -41,7 +41,8 @@ class Api:
         self.names = args.model_names(model)
         self.started = int(time.time())
         add_others = list if peers is None else peers.add
-        self.registry = make_registry(lambda: add_others(llm.books.read(self.names[0], llm.stats)))
+        read = llm.books.read
+        self.registry = make_registry(lambda: add_others(read(self.names[0], llm.stats)), args.metrics_prefix)
         self.generator = Generator(llm)
 
     def check(self, body: GenerationRequest) -> None:

@@ -55,7 +55,7 @@ class ScriptedEngine:
         more = ("prefix_cache_queries", "prefix_cache_hits", "waiting")
         stats = dict.fromkeys((*zero, *more), 0) | {"running": len(self._living), "kv_usage": len(self._living) / 100}
         told = SimpleNamespace(**stats)
-        return SimpleNamespace(stats=told, rank_stats=[told])
+        return SimpleNamespace(stats=told, rank_stats=[told], pool_size=(101, 16))
 
     @property
     def has_work(self) -> bool:

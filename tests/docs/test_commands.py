@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm.bench.args import LatencyArgs, SuiteArgs, ThroughputArgs, bench_engine_args
+from jaxllm.bench.serve_args import ServeBenchArgs
 from jaxllm.cli import COMMANDS, serve_args
 from jaxllm.options import OptionParser
 from jaxllm.terminal.args import ChatArgs, CompleteArgs, split_values
@@ -37,6 +38,8 @@ def check(words: list[str], folder: Path) -> None:
     values = parser.parse(rest)
     if name == "serve":
         serve_args(values)
+    elif name == "bench serve":
+        ServeBenchArgs(**values)
     elif name in _TERMINAL:
         split_values(_TERMINAL[name], values)
     elif name in _BENCH:
@@ -64,5 +67,6 @@ def test_the_page_of_the_command_line_shows_every_command(blocks: Callable):
     assert {tuple(words[:2]) for words in commands_of(ROOT / "docs" / "benchmarking.md", blocks)} >= {
         ("bench", "throughput"),
         ("bench", "latency"),
+        ("bench", "serve"),
         ("bench", "suite"),
     }

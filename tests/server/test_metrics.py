@@ -1,11 +1,14 @@
 import time
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
 from jaxllm.api.metrics import RequestBooks, sizes_up_to
 from jaxllm.api.outputs import OutputDelta
+from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
+from jaxllm.config.server_args import ServerArgs
 from jaxllm.engine.messages import EngineStats, RankStats
 from jaxllm.server.metrics import make_registry
 from jaxllm.server.stats_log import by_rank
@@ -17,8 +20,10 @@ def exposed(books: RequestBooks, stats: EngineStats | None = None) -> str:
 
 def test_names_and_labels_are_vllms():
     rank = RankStats(running=3, kv_usage=0.5, num_preemptions=6)
-    text = exposed(RequestBooks(1000), EngineStats(waiting=4, ranks=(rank,)))
+    text = exposed(RequestBooks(1000), EngineStats(waiting=4, ranks=(rank,), num_blocks=9, block_size=16))
     for line in (
+        'vllm:cache_config_info{block_size="16",engine="0",model_name="m",num_gpu_blocks="9"} 1.0',
+        'vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 4.0',
         'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
         'vllm:num_requests_waiting{engine="0",model_name="m"} 4.0',
         'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5',
@@ -99,9 +104,13 @@ def test_latencies_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch):
         (0.25, OutputDelta(token_ids=(4,), finish_reason="length")),
     ):
         now[0] += seconds
-        meter.take(delta)
+        meter.take(delta, time_in_queue=0.5)
     text = exposed(metrics)
     for name, total in (
+        ("request_queue_time_seconds", 0.5),
+        ("request_prefill_time_seconds", 1.5),
+        ("request_decode_time_seconds", 0.75),
+        ("request_inference_time_seconds", 2.25),
         ("time_to_first_token_seconds", 2.0),
         ("inter_token_latency_seconds", 0.75),
         ("e2e_request_latency_seconds", 2.75),
@@ -131,8 +140,60 @@ def test_samples_of_one_request_count_alone_in_their_ends_and_lengths_and_once_i
         ("inter_token_latency_seconds_count", 1),
         ("request_generation_tokens_count", 2),
         ("request_params_n_sum", 2),
+        ("request_max_num_generation_tokens_sum", 2),
+        ("request_prefill_kv_computed_tokens_sum", 7),
         ("request_params_max_tokens_sum", 30),
     ):
         assert f'vllm:{name}{{engine="0",model_name="m"}} {value:.1f}' in text
     for reason in ("stop", "length"):
         assert f'request_success_total{{engine="0",finished_reason="{reason}",model_name="m"}} 1.0' in text
+
+
+def test_another_prefix_stands_before_vllms_names_and_not_before_our_own():
+    registry = make_registry(lambda: RequestBooks(100).read("m", EngineStats()), "our:")
+    names = {line.split()[2] for line in generate_latest(registry).decode().splitlines() if line.startswith("# TYPE")}
+    assert {"our:num_requests_running", "our:generation_tokens_total", "jaxllm:step_tokens_total"} <= names
+    assert not any(name.startswith("vllm:") for name in names)
+    with pytest.raises(InputError, match="metrics_prefix='my-'"):
+        ServerArgs(metrics_prefix="my-")
+
+
+def test_every_metric_adds_up_to_what_the_clients_were_given(app: Any):
+    """Two prompts of three share 24 tokens (3 blocks of 8), one samples twice, and one client leaves."""
+    shared = "s" * 24
+    app.runner.step_seconds = 0.005
+    bodies = [{"prompt": shared + "abc", "max_tokens": 5}, {"prompt": shared + "xyzw", "max_tokens": 7, "n": 2}]
+    usages = [app.post("completions", body).json()["usage"] for body in bodies]
+    stopped = app.post("completions", {"prompt": "0123456789", "max_tokens": 20, "stop": "s"}).json()
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    usages.append(stopped["usage"])
+    left = {"prompt": "9876", "max_tokens": 100, "stream": True}
+    with app.client.stream("POST", "/v1/completions", json=left) as response:
+        next(response.iter_lines())
+    app.wait_for(app.is_empty)
+    seen = app.metrics()
+    prompt, output = (sum(usage[name] for usage in usages) for name in ("prompt_tokens", "completion_tokens"))
+    at_end = seen["generation_tokens_total"] - output  # of the client that left
+    assert 1 <= at_end < 100
+    assert output == 5 + 2 * 7 + usages[2]["completion_tokens"]
+    assert seen["prompt_tokens_total"] == seen["request_prompt_tokens_sum"] == prompt + 4
+    assert seen["prefix_cache_hits_total"] == seen["prompt_tokens_cached_total"] == 24
+    assert seen["prefix_cache_queries_total"] >= prompt + 4
+    assert seen["request_prefill_kv_computed_tokens_sum"] == prompt + 4 - 24
+    reasons = {name: seen[f"request_success_total[{name}]"] for name in ("stop", "length", "abort", "error")}
+    assert reasons == {"stop": 1, "length": 3, "abort": 1, "error": 0}
+    assert seen["request_generation_tokens_sum"] == seen["generation_tokens_total"]
+    assert seen["request_generation_tokens_count"] == 5  # samples
+    assert seen["inter_token_latency_seconds_count"] == seen["generation_tokens_total"] - 5
+    for name in (
+        *("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"),
+        *("request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds"),
+        *("request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens"),
+    ):
+        assert seen[f"{name}_count"] == 4  # requests
+    parts = [seen[f"request_{part}_time_seconds_sum"] for part in ("queue", "prefill", "decode", "inference")]
+    assert parts[1] + parts[2] == pytest.approx(parts[3])
+    assert parts[0] + parts[1] == pytest.approx(seen["time_to_first_token_seconds_sum"])
+    assert seen["iteration_tokens_total_sum"] == seen["jaxllm:step_tokens_total"]
+    assert seen["iteration_tokens_total_count"] == app.llm.stats.num_steps
+    assert (seen["num_preemptions_total"], seen["kv_cache_usage_perc"], seen["num_requests_running"]) == (0, 0, 0)
