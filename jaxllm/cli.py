@@ -118,7 +118,7 @@ def _overview(first: str = "") -> str:
 def _add_serve_flags(parser: OptionParser) -> None:
     add_model_argument(parser)
     add_options(parser, EngineArgs, "EngineConfig", grouped=True)
-    add_options(parser, ServerArgs, "Frontend")
+    add_options(parser, ServerArgs, "Frontend", grouped=True)
     add_hidden_options(parser, _REFUSED)
 
 

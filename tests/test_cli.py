@@ -88,7 +88,7 @@ def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.Capt
         (["serve", "--root-path", "x"], "must start with a slash"),
         (["serve", "-pp", "2"], "--pipeline-parallel-size=2 is not supported yet"),
         (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice=True is not supported yet"),
-        (["serve", "--ssl-keyfile", "key.pem"], "--ssl-keyfile is not supported yet"),
+        (["serve", "--ssl-keyfile", "key.pem"], "HTTPS needs --ssl-certfile"),
         (["sevre"], "there is no command 'sevre'; there are: serve, chat, complete, bench, compile, convert,"),
         (["bench", "speed"], "there is no command 'bench speed'; there are: throughput, latency"),
         (["serve", "--help=max-num-sequence"], "did you mean --help=max-num-seqs?"),
@@ -105,7 +105,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 def test_a_secret_that_is_refused_is_not_printed(served: list[Any], capsys: pytest.CaptureFixture[str]):
-    assert "hunter2" not in refusal(["serve", "--api-key", "hunter2"], capsys)
+    assert "hunter2" not in refusal(["serve", "--api-key", "a", "hunter2", "--admin-api-key", "hunter2"], capsys)
 
 
 @pytest.mark.parametrize("name", sorted({**NOT_BUILT, **NOT_BUILT_IN_SERVER}))

@@ -48,7 +48,6 @@ NOT_BUILT: dict[str, object] = {
     "enable_sleep_mode": False,
     "enable_mfu_metrics": False,
     "otlp_traces_endpoint": None,
-    "profiler_config": None,
     "trust_remote_code": False,
     "stream_interval": 1,
     "async_scheduling": True,
