@@ -166,6 +166,8 @@ def check_priority(llm: AsyncLLM, priority: int) -> None:
         raise ApiError(
             f"priority={priority} needs a server with --scheduling-policy priority; leave it at 0", param="priority"
         )
+    if not -(2**63) <= priority < 2**63:
+        raise ApiError("priority must fit in 64 bits", param="priority")
 
 
 def _prompt_text(prompt: TokenizedPrompt, tokenizer: Tokenizer | None) -> str:

@@ -72,9 +72,10 @@ def add_tokenizer_routes(app: FastAPI, api: Api) -> None:
             tokenizer = _tokenizer(api)
             return json_response(
                 {
-                    "vocab_size": tokenizer.vocab_size,
+                    **tokenizer.special_tokens,
+                    "eos_token": tokenizer.eos_token,
                     "eos_token_ids": list(tokenizer.eos_token_ids),
-                    "special_tokens": tokenizer.special_tokens,
+                    "vocab_size": tokenizer.vocab_size,
                     "chat_template": tokenizer.chat_template,
                     "model_max_length": api.llm.limits.max_model_len,
                 }
