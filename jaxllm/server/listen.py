@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from pathlib import Path
 
 from jaxllm.config.errors import InputError
 
@@ -44,10 +45,12 @@ def bind_unix_socket(path: str) -> socket.socket:
 
 def _remove_left_over(path: str) -> None:
     """Removes the socket of a server that is gone; leaves anything else."""
+    if not Path(path).is_socket():
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
-        except ConnectionRefusedError:  # a socket, and nobody listens
+        except ConnectionRefusedError:  # nobody listens
             os.unlink(path)
         except OSError:
             return

@@ -94,13 +94,13 @@ def test_no_number_in_any_parameter_of_sampling_fails_a_step(fuzzed: Any):
     for name in sorted(CLIENT_FIELDS):
         for value in NUMBERS:
             holders = ([value], {"1": value}, {str(value): 1}) if name in HOLDERS else ()
-            for given in (value, *holders):
+            for odd in (value, *holders):
                 room = None if name == "min_tokens" else 2
-                params = {"max_tokens": room, "temperature": 0.7, "top_k": 5, name: given}
+                params = {"max_tokens": room, "temperature": 0.7, "top_k": 5, name: odd}
                 body = json.dumps({"token_ids": [1] * 100, "sampling_params": params})
                 headers = {"Content-Type": "application/json"}
                 response = fuzzed.client.post("/inference/v1/generate", content=body, headers=headers)
-                assert response.status_code in (200, 400), (name, given, response.text)
+                assert response.status_code in (200, 400), (name, odd, response.text)
 
 
 @QUICK
