@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from jaxllm import __version__
-from jaxllm.config.engine_args import DEFAULT_MODEL, NOT_BUILT, EngineArgs, engine_args
+from jaxllm.config.engine_args import DEFAULT_MODEL, HIDDEN, EngineArgs, engine_args
 from jaxllm.config.errors import InputError
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs, refuse_not_built_in_server
 from jaxllm.environment import prepare_environment
@@ -28,10 +28,11 @@ from jaxllm.options import (
 USAGE_ERROR = 2
 INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
 BROKEN_PIPE = 141  # likewise SIGPIPE
+API_KEY_VARIABLE = "VLLM_API_KEY"
 
 _ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineArgs))
 _SERVER_FIELDS = frozenset(field.name for field in dataclasses.fields(ServerArgs))
-_REFUSED = {**NOT_BUILT, **NOT_BUILT_IN_SERVER}
+_HIDDEN = {**HIDDEN, **NOT_BUILT_IN_SERVER}
 
 
 class Command(NamedTuple):
@@ -118,28 +119,32 @@ def _overview(first: str = "") -> str:
 def _add_serve_flags(parser: OptionParser) -> None:
     add_model_argument(parser)
     add_options(parser, EngineArgs, "EngineConfig", grouped=True)
-    add_options(parser, ServerArgs, "Frontend")
-    add_hidden_options(parser, _REFUSED)
+    add_options(parser, ServerArgs, "Frontend", grouped=True)
+    add_hidden_options(parser, _HIDDEN)
 
 
 def _serve(values: dict[str, Any]) -> int:
-    engine, server = serve_args(values)
+    engine, server = serve_args(values, os.environ)
     prepare_environment(os.environ, has_store=engine.executables is not None)
     from jaxllm.server.serve import serve  # --help, and a mistake in the flags, need none of it
 
     return serve(engine, server)
 
 
-def serve_args(values: Mapping[str, Any]) -> tuple[EngineArgs, ServerArgs]:
-    """Sorts the values of `serve` to their owners, which check them.
+def serve_args(
+    values: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> tuple[EngineArgs, ServerArgs]:
+    """Sorts the values of `serve` to their owners, which check them. An API key may stand in the environment.
 
     Raises:
         InputError: a value out of range, two models, or a flag whose feature is not built yet.
     """
     given = with_model(values)
+    if key := (environment or {}).get(API_KEY_VARIABLE):
+        given.setdefault("api_key", (key,))
     for name in given.keys() & NOT_BUILT_IN_SERVER.keys():
         refuse_not_built_in_server(name, given[name])
-    engine = engine_args({name: given[name] for name in given.keys() & (_ENGINE_FIELDS | NOT_BUILT.keys())})
+    engine = engine_args({name: given[name] for name in given.keys() & (_ENGINE_FIELDS | HIDDEN.keys())})
     return engine, ServerArgs(**{name: given[name] for name in given.keys() & _SERVER_FIELDS})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxllm.config.errors import InputError
+from jaxllm.config.flags_without_effect import FLAGS_WITHOUT_EFFECT
 
 _TOPICS = (
     ("--help=GROUP", "one group, for example --help=SchedulerConfig"),
@@ -86,6 +87,8 @@ def _flags(topic: str, sections: Sequence[Section], neutral_values: Mapping[str,
     if wanted in entries:
         return entries[wanted]
     refused = {name.replace("_", "-"): value for name, value in neutral_values.items()}
+    if (name := wanted.replace("-", "_")) in FLAGS_WITHOUT_EFFECT and wanted in refused:
+        return f"--{wanted} is taken, but has no effect: {FLAGS_WITHOUT_EFFECT[name].why}"
     if wanted in refused:
         neutral = "" if refused[wanted] is None else f"; only {str(refused[wanted]).lower()} is accepted"
         return f"--{wanted} is known, but not built yet{neutral}"

@@ -29,6 +29,18 @@ _SHORT = {
     "tensor_parallel_size": "-tp",
     "pipeline_parallel_size": "-pp",
     "data_parallel_size": "-dp",
+    "data_parallel_rank": "-dpn",
+    "data_parallel_start_rank": "-dpr",
+    "data_parallel_size_local": "-dpl",
+    "data_parallel_address": "-dpa",
+    "data_parallel_rpc_port": "-dpp",
+    "data_parallel_backend": "-dpb",
+    "data_parallel_hybrid_lb": "-dph",
+    "data_parallel_external_lb": "-dpe",
+    "prefill_context_parallel_size": "-pcp",
+    "decode_context_parallel_size": "-dcp",
+    "compilation_config": "-cc",
+    "attention_config": "-ac",
     "nnodes": "-n",
     "node_rank": "-r",
     "enable_expert_parallel": "-ep",
@@ -49,7 +61,7 @@ class OptionParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, add_help=False, formatter_class=_WideHelp, **settings)
         self.own = own
         self.groups: dict[str, Any] = {}
-        self.neutral_values: dict[str, object] = {}  # of the flags that exist only to be refused
+        self.neutral_values: dict[str, object] = {}  # of the flags that are no field
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message.removeprefix("argument "))
@@ -152,10 +164,11 @@ def add_options(
 
 
 def add_hidden_options(parser: OptionParser, neutral_values: Mapping[str, object]) -> None:
-    """Adds flags that exist only to be refused; the value that asks for nothing tells the type."""
+    """Adds flags that exist only to be refused, or to be taken without effect; the value beside one tells its type."""
     parser.neutral_values |= neutral_values
     for name, value in neutral_values.items():
-        _add(parser, name, str if value is None else type(value), argparse.SUPPRESS)
+        kind = str if value is None else tuple[str, ...] if value == () else type(value)
+        _add(parser, name, kind, argparse.SUPPRESS)
 
 
 def as_flag(name: str) -> str:

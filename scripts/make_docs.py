@@ -16,6 +16,7 @@ from jaxllm.bench.serve_args import ServeBenchArgs
 from jaxllm.bench.suite_report import read_peers, readme_lines
 from jaxllm.calibrate.command import CalibrateArgs
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
+from jaxllm.config.flags_without_effect import FLAGS_WITHOUT_EFFECT
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.diagnose.command import DiagnoseArgs
 from jaxllm.planning.command import PlanArgs
@@ -58,6 +59,13 @@ def refused_table(not_built: Mapping[str, object]) -> str:
     """One row for each flag whose feature does not exist yet, with the one value that it may have."""
     rows = ["| flag | accepted value |", "| --- | --- |"]
     rows += [f"| `--{name.replace('_', '-')}` | {shown(value) or 'none'} |" for name, value in not_built.items()]
+    return "\n".join(rows)
+
+
+def without_effect_table() -> str:
+    """One row for each flag that means nothing here, with the reason."""
+    rows = ["| flag | why |", "| --- | --- |"]
+    rows += [f"| `--{name.replace('_', '-')}` | {each.why} |" for name, each in FLAGS_WITHOUT_EFFECT.items()]
     return "\n".join(rows)
 
 
@@ -105,6 +113,7 @@ def pages() -> dict[Path, dict[str, str]]:
         "diagnose flags": flag_table(DiagnoseArgs),
         "refused engine flags": refused_table(NOT_BUILT),
         "refused server flags": refused_table(NOT_BUILT_IN_SERVER),
+        "flags without effect": without_effect_table(),
     }
     return {ROOT / "docs" / "flags.md": flags, ROOT / "README.md": {"figures": figures()}}
 

@@ -13,6 +13,7 @@ import pytest
 from jaxllm import __version__
 from jaxllm.cli import COMMANDS, main, serve_args
 from jaxllm.config.engine_args import NOT_BUILT, EngineArgs
+from jaxllm.config.flags_without_effect import FLAGS_WITHOUT_EFFECT
 from jaxllm.config.server_args import NOT_BUILT_IN_SERVER, ServerArgs
 from jaxllm.flag_groups import GROUPS, group_of
 
@@ -88,7 +89,7 @@ def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.Capt
         (["serve", "--root-path", "x"], "must start with a slash"),
         (["serve", "-pp", "2"], "--pipeline-parallel-size=2 is not supported yet"),
         (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice=True is not supported yet"),
-        (["serve", "--ssl-keyfile", "key.pem"], "--ssl-keyfile is not supported yet"),
+        (["serve", "--ssl-keyfile", "key.pem"], "HTTPS needs --ssl-certfile"),
         (["sevre"], "there is no command 'sevre'; there are: serve, chat, complete, bench, compile, convert,"),
         (["bench", "speed"], "there is no command 'bench speed'; there are: throughput, latency"),
         (["serve", "--help=max-num-sequence"], "did you mean --help=max-num-seqs?"),
@@ -105,7 +106,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 def test_a_secret_that_is_refused_is_not_printed(served: list[Any], capsys: pytest.CaptureFixture[str]):
-    assert "hunter2" not in refusal(["serve", "--api-key", "hunter2"], capsys)
+    assert "hunter2" not in refusal(["serve", "--api-key", "a", "hunter2", "--admin-api-key", "hunter2"], capsys)
 
 
 @pytest.mark.parametrize("name", sorted({**NOT_BUILT, **NOT_BUILT_IN_SERVER}))
@@ -123,6 +124,26 @@ def test_no_flag_is_both_built_and_refused():
     assert len(built) == len(set(built))
     assert not set(built) & {**NOT_BUILT, **NOT_BUILT_IN_SERVER}.keys()
     assert not NOT_BUILT.keys() & NOT_BUILT_IN_SERVER.keys()
+
+
+def test_a_flag_without_effect_is_taken_with_a_line_that_says_why(
+    served: list[Any], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+):
+    flags = "--trust-remote-code --model-impl auto --allowed-media-domains a b -dcp 2 --worker-cls=x.Y --no-enable-eplb"
+    assert run(["serve", *flags.split()]) == 0
+    assert served == [EngineArgs(), ServerArgs()]
+    assert "trust_remote_code has no effect: code of a model's repository is never run" in caplog.text
+    assert len(caplog.messages) == 6
+    assert run(["serve", "--help=trust-remote-code"]) == 0
+    assert "is taken, but has no effect: code of" in capsys.readouterr().out
+    assert not FLAGS_WITHOUT_EFFECT.keys() & {**NOT_BUILT, **NOT_BUILT_IN_SERVER}.keys()
+    fields = {field.name for flags in (EngineArgs, ServerArgs) for field in dataclasses.fields(flags)}
+    assert not FLAGS_WITHOUT_EFFECT.keys() & fields
+
+
+def test_an_api_key_may_stand_in_the_environment_and_a_typed_one_wins():
+    assert serve_args({}, {"VLLM_API_KEY": "a"})[1].api_key == ("a",)
+    assert serve_args({"api_key": ("b",)}, {"VLLM_API_KEY": "a"})[1].api_key == ("b",)
 
 
 def test_a_file_gives_flags_and_those_that_are_typed_win(served: list[Any], tmp_path: Path):

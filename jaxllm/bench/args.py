@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.config.engine_args import NOT_BUILT, EngineArgs, engine_args, flag
+from jaxllm.config.engine_args import HIDDEN, EngineArgs, engine_args, flag
 from jaxllm.config.errors import InputError
 from jaxllm.options import OptionParser, add_hidden_options, add_options
 
@@ -145,7 +145,7 @@ def add_bench_flags(parser: OptionParser, args: type, title: str) -> None:
     """Adds a command's own flags and all of the engine's."""
     add_options(parser, args, title)
     add_options(parser, EngineArgs, "EngineConfig", grouped=True)
-    add_hidden_options(parser, NOT_BUILT)
+    add_hidden_options(parser, HIDDEN)
 
 
 def bench_engine_args(options: dict[str, object]) -> EngineArgs:

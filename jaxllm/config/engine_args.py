@@ -5,11 +5,15 @@ Knows names, types and ranges; what depends on the model or the device is resolv
 
 import dataclasses
 import difflib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxllm.config.errors import InputError
+from jaxllm.config.flags_without_effect import FLAGS_WITHOUT_EFFECT, explain
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2"
 DTYPES = {
@@ -32,11 +36,50 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "orbax", "dummy")
 NOT_BUILT: dict[str, object] = {
     "pipeline_parallel_size": 1,
     "enable_expert_parallel": False,
+    "data_parallel_rank": None,
+    "data_parallel_start_rank": None,
+    "data_parallel_size_local": None,
+    "data_parallel_address": None,
+    "data_parallel_rpc_port": None,
+    "data_parallel_backend": None,
+    "data_parallel_hybrid_lb": False,
+    "data_parallel_external_lb": False,
+    "hf_config_path": None,
+    "code_revision": None,
+    "tokenizer_revision": None,
+    "enable_return_routed_experts": False,
+    "disable_sliding_window": False,
+    "enable_prompt_embeds": False,
+    "safetensors_load_strategy": None,
+    "model_loader_extra_config": None,
+    "ignore_patterns": (),
+    "prefix_caching_hash_algo": None,
+    "kv_offloading_size": None,
+    "kv_offloading_backend": None,
+    "kv_cache_metrics": False,
+    "kv_cache_metrics_sample": None,
+    "enable_layerwise_nvtx_tracing": False,
+    "enable_logging_iteration_details": False,
+    "max_num_partial_prefills": 1,
+    "max_long_partial_prefills": 1,
+    "scheduler_cls": None,
+    "max_num_scheduled_tokens": None,
+    "compilation_config": None,
+    "cudagraph_capture_sizes": (),
+    "max_cudagraph_capture_size": None,
+    "optimization_level": None,
+    "performance_mode": None,
+    "kv_events_config": None,
+    "weight_transfer_config": None,
+    "additional_config": None,
     "calculate_kv_scales": False,
     "quantization": None,
     "enable_lora": False,
     "max_loras": None,
     "max_lora_rank": None,
+    "max_cpu_loras": None,
+    "lora_dtype": None,
+    "fully_sharded_loras": False,
     "lora_modules": None,
     "speculative_config": None,
     "structured_outputs_config": None,
@@ -48,12 +91,12 @@ NOT_BUILT: dict[str, object] = {
     "enable_sleep_mode": False,
     "enable_mfu_metrics": False,
     "otlp_traces_endpoint": None,
-    "profiler_config": None,
-    "trust_remote_code": False,
     "stream_interval": 1,
     "async_scheduling": True,
     "enable_chunked_prefill": True,
 }
+# The flags that are no field: refused, or taken without effect. Each with a value of its type.
+HIDDEN: dict[str, object] = {**NOT_BUILT, **{name: each.neutral for name, each in FLAGS_WITHOUT_EFFECT.items()}}
 
 
 def flag(default: Any, help: str) -> Any:
@@ -171,7 +214,7 @@ _LEAST: dict[str, float] = {
 
 
 def engine_args(options: Mapping[str, Any]) -> EngineArgs:
-    """Builds EngineArgs from keyword arguments.
+    """Builds EngineArgs from keyword arguments; those that mean nothing here are taken with a warning.
 
     Raises:
         InputError: an unknown name (the nearest known one is suggested), or one whose feature is not built yet.
@@ -183,8 +226,10 @@ def engine_args(options: Mapping[str, Any]) -> EngineArgs:
             rest[name] = None if name == "max_model_len" and value == "auto" else value
         elif name in NOT_BUILT:
             refuse_not_built(name, value)
+        elif name in FLAGS_WITHOUT_EFFECT:
+            logger.warning("%s", explain(name))
         else:
-            near = difflib.get_close_matches(name, [*known, *NOT_BUILT], n=1)
+            near = difflib.get_close_matches(name, [*known, *HIDDEN], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"unknown option {name!r}{hint}")
     return EngineArgs(**rest)

@@ -198,7 +198,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _INTEGERS: dict[str, tuple[float, float]] = {
     "n": (1, 16384),
-    "top_k": (-1, math.inf),
+    "top_k": (-1, 2**31 - 1),  # the device has 32 bits for it
     "seed": (-(2**63), 2**64 - 1),
     "max_tokens": (1, math.inf),
     "min_tokens": (0, math.inf),
@@ -211,7 +211,7 @@ _ABOVE_ZERO = ("top_p", "repetition_penalty")
 _RANGE_NAMES = {
     "top_p": "be in (0, 1]",
     "repetition_penalty": "be above 0",
-    "top_k": "be -1 or 0 (off) or at least 1",
+    "top_k": "be -1 or 0 (off), or from 1 to 2,147,483,647",
     "seed": "fit in 64 bits",
     "logprobs": "be -1 (the whole vocabulary) or at least 0",
     "prompt_logprobs": "be -1 (the whole vocabulary) or at least 0",

@@ -330,6 +330,7 @@ def _join(
         eos_token_ids=tuple(sorted(eos)),
         has_priorities=not isinstance(args.scheduling_policy, str) or "priority" in args.scheduling_policy,
         max_logprobs=args.max_logprobs,
+        max_running=max_seqs * compiler.program.num_ranks,
         processors=compiler.settings.processors,
     )
     return Engine(scheduler, builder, runner, limits, Watchdog(args.step_timeout), pace)

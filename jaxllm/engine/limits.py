@@ -17,6 +17,7 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...] = ()
     has_priorities: bool = False  # the scheduling policy looks at a request's priority
     max_logprobs: int = 20  # -1 sets no limit
+    max_running: int = 0  # requests that can run at once, on all data ranks; 0 where nobody said so
     processors: Mapping[str, LogitsProcessor] = field(default_factory=dict)
 
     def check(self, prompt_ids: list[int], params: SamplingParams) -> None:

@@ -1,7 +1,7 @@
 """What can go wrong with an HTTP request -> OpenAI's error body. One line per error; no traceback ever leaves."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,20 +11,37 @@ from starlette.exceptions import HTTPException
 
 from jaxllm.api.errors import EngineDeadError, RequestError
 from jaxllm.config.errors import InputError
+from jaxllm.server.refused_routes import missing_route
 
 logger = logging.getLogger(__name__)
 
-_TYPES = {500: "server_error", 503: "service_unavailable_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(InputError):
     """A request that is refused, with its HTTP status; `param` names the field at fault."""
 
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.headers = headers
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -52,7 +69,8 @@ def error_body(error: Exception) -> dict[str, Any]:
 def error_response(error: Exception) -> Response:
     """Answers with an error."""
     error = as_api_error(error)
-    return Response(msgspec.json.encode(error_body(error)), status_code=error.status, media_type="application/json")
+    body = msgspec.json.encode(error_body(error))
+    return Response(body, status_code=error.status, media_type="application/json", headers=error.headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -79,7 +97,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:
     """Condenses what pydantic found to one line about the first field."""
-    place = [str(part) for part in problems[0]["loc"] if part != "body"]
+    place = [str(part) for part in problems[0]["loc"] if part not in ("body", "query")]
     kind, message = problems[0]["type"], problems[0]["msg"]
     if kind == "json_invalid":
         return ApiError(
@@ -95,10 +113,15 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
     return ApiError(f"{field}: {' or '.join(wanted)}, got {problems[0]['input']!r:.60}", param=field)
 
 
+def invalid_value(field: str, wanted: str, got: object) -> ApiError:
+    """Says of a field that was checked by hand what it should be."""
+    return ApiError(f"{field} must be {wanted}, got {got!r:.60}", param=field)
+
+
 def _http_error(request: Request, error: HTTPException) -> ApiError:
     path = request.url.path
     if error.status_code == 404:
-        return ApiError(f"there is no route {path}", status=404, code="unknown_url")
+        return ApiError(missing_route(path), status=404, code="unknown_url")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         return ApiError(f"{path} takes {allowed}, not {request.method}", status=405, code="method_not_allowed")

@@ -6,9 +6,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from jaxllm.api.engine_client import EngineClient
+from jaxllm.api.errors import EngineDeadError, RequestError
 from jaxllm.api.logprobs import PositionLogprobs, PromptLogprobs
 from jaxllm.api.outputs import OutputDelta
+from jaxllm.server.crash_dump import CrashDumps
+from jaxllm.server.deadline import Deadline
+from jaxllm.server.in_flight import InFlight
 from jaxllm.server.prepare import PreparedRequest
+from jaxllm.server.request_log import RequestLog
 
 
 @dataclass(slots=True)
@@ -34,18 +39,40 @@ class Answers:
 class Generator:
     """The engine as routes use it. Leaving an iteration, or cancelling a call, aborts the request."""
 
-    def __init__(self, llm: EngineClient):
+    def __init__(self, llm: EngineClient, in_flight: InFlight, dumps: CrashDumps, log: RequestLog):
         self._llm = llm
+        self._in_flight = in_flight
+        self._dumps = dumps
+        self._log = log
 
     async def stream(self, request: PreparedRequest) -> AsyncGenerator[OutputDelta]:
-        """Yields what comes new for one request.
+        """Yields what comes new for one request; one whose deadline has passed ends with the stop reason "timeout".
 
         Raises:
+            ApiError: the deadline passed before the first token.
             RequestError, EngineDeadError: it was lost, with the cause.
         """
-        async with aclosing(self._llm.stream(*request.as_arguments())) as deltas:
-            async for delta in deltas:
-                yield delta
+        record = self._in_flight.open(request)
+        deadline = Deadline(self._llm, request)
+        texts: list[str] | None = [] if self._log.has_outputs else None
+        self._log.begin(request)
+        try:
+            deadline.start()
+            async with aclosing(self._llm.stream(*request.as_arguments())) as deltas:
+                async for delta in deltas:
+                    record.take(delta.token_ids, delta.finish_reason)
+                    if texts is not None:
+                        texts.append(delta.text)
+                    yield deadline.explain(delta, record.num_output_tokens)
+        except (EngineDeadError, RequestError) as error:
+            record.finish_reason = "error"
+            self._dumps.write(error)
+            raise
+        finally:
+            deadline.cancel()
+            record.finish_reason = record.finish_reason or "abort"
+            self._in_flight.close(record)
+            self._log.end(record, texts)
 
     async def stream_all(self, requests: Sequence[PreparedRequest]) -> AsyncGenerator[tuple[int, OutputDelta]]:
         """Yields what comes new for several requests, each with its place among them; the first error ends all."""

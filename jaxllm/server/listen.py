@@ -1,7 +1,9 @@
 """Takes the address to listen on. Knows sockets and the words for what can go wrong; no HTTP."""
 
 import errno
+import os
 import socket
+from pathlib import Path
 
 from jaxllm.config.errors import InputError
 
@@ -21,6 +23,37 @@ def bind_socket(host: str, port: int) -> socket.socket:
         bound.close()
         raise address_error(host, port, error) from None
     return bound
+
+
+def bind_unix_socket(path: str) -> socket.socket:
+    """Takes a path as an address; a socket that nobody listens on any more is replaced.
+
+    Raises:
+        InputError: the path cannot be had.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_left_over(path)
+        bound.bind(path)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(f"uds={path!r} is in use: choose another path") from None
+        raise InputError(f"cannot listen on uds={path!r}: {error.strerror or error}") from None
+    return bound
+
+
+def _remove_left_over(path: str) -> None:
+    """Removes the socket of a server that is gone; leaves anything else."""
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:  # nobody listens
+            os.unlink(path)
+        except OSError:
+            return
 
 
 def address_error(host: str, port: int, error: OSError) -> InputError:

@@ -1,33 +1,29 @@
 """A request's body -> prompts as token ids and SamplingParams, checked before anything runs. Runs nothing itself."""
 
-import asyncio
 import dataclasses
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.api.engine_client import EngineClient
 from jaxllm.api.prompts import TokenizedPrompt
-from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.server.errors import ApiError
-from jaxllm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from jaxllm.server.prompts import encode, render, split_prompts, tokenized_prompt, tokenizer_for_chats
+from jaxllm.server.protocol import ChatRequest, CompletionRequest
 from jaxllm.server.refused_fields import check_extra_fields
+from jaxllm.server.terms import NO_TERMS, Terms
 from jaxllm.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
-_LONG_TEXT = 16_384  # characters from which tokenizing would hold up other requests' streams for milliseconds
-_NOT_TEMPLATE_VARIABLES = frozenset(
-    ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "template")
-)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """One prompt to run: what EngineClient.stream takes, and the text that the answer begins with.
 
-    The output of a request that wants none of it is dropped: the engine samples one token all the same.
+    `answer_id` is what the client knows it by, together with the other prompts of its body. The output of a request
+    that wants none of it is dropped: the engine samples one token all the same.
     """
 
     request_id: str
@@ -36,6 +32,8 @@ class PreparedRequest:
     priority: int = 0
     echo: str = ""
     drops_output: bool = False
+    answer_id: str = ""
+    deadline: float | None = None
 
     def as_arguments(self) -> tuple[TokenizedPrompt, SamplingParams, str, int]:
         """Gives the arguments of EngineClient.stream."""
@@ -46,103 +44,71 @@ class PreparedRequest:
         return len(self.prompt.token_ids)
 
 
-async def prepare_chat(llm: EngineClient, body: ChatRequest) -> PreparedRequest:
+async def prepare_chat(llm: EngineClient, body: ChatRequest, terms: Terms = NO_TERMS) -> PreparedRequest:
     """Renders and tokenizes a chat.
 
     Raises:
         InputError: the request cannot be answered as it is; ApiError names the field where one is at fault.
     """
     check_extra_fields(body.model_extra)
+    _check_stream_options(body)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(f"top_logprobs={body.top_logprobs} needs logprobs=true", param="top_logprobs")
-    tokenizer = llm.get_tokenizer()
-    if tokenizer is None:
-        raise ApiError("a chat needs a tokenizer, and this server has none: send token ids to /v1/completions")
-    variables = body.chat_template_kwargs or {}
-    if clash := variables.keys() & _NOT_TEMPLATE_VARIABLES:
-        raise ApiError(f"{min(clash)!r} is not a variable of the chat template", param="chat_template_kwargs")
-    try:
-        text = tokenizer.render_chat(
-            body.messages,
-            body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            **variables,
-        )
-    except InputError as error:
-        raise ApiError(str(error), param="messages") from None
-    prompt = await _encode(tokenizer, text, bool(body.add_special_tokens), param="messages")
+    tokenizer = tokenizer_for_chats(llm)
+    text = render(tokenizer, body, terms)
+    prompt = await encode(tokenizer, text, bool(body.add_special_tokens), param="messages")
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     asked_as = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return _checked(llm, body, prompt, _request_id("chatcmpl"), asked, asked_as, default=None)
+    ids = terms.ids("chatcmpl-")
+    return _checked(llm, body, prompt, terms, ids, _Length(asked, asked_as, default=None))
 
 
-async def prepare_completions(llm: EngineClient, body: CompletionRequest) -> list[PreparedRequest]:
+async def prepare_completions(
+    llm: EngineClient, body: CompletionRequest, terms: Terms = NO_TERMS
+) -> list[PreparedRequest]:
     """Tokenizes the prompts of a completion, one request for each.
 
     Raises:
         InputError: the request cannot be answered as it is; ApiError names the field where one is at fault.
     """
     check_extra_fields(body.model_extra)
+    _check_stream_options(body)
     tokenizer = llm.get_tokenizer()
     add_special_tokens = body.add_special_tokens is not False
-    base, prepared = _request_id("cmpl"), []
+    (answer_id, base), prepared = terms.ids("cmpl-"), []
+    length = _Length(body.max_tokens, "max_tokens", default=COMPLETION_MAX_TOKENS)
     for index, prompt in enumerate(split_prompts(body.prompt)):
-        if isinstance(prompt, list):
-            tokenized = TokenizedPrompt(prompt)
-        elif tokenizer is None:
-            raise ApiError("a text prompt needs a tokenizer, and this server has none: send token ids", param="prompt")
-        else:
-            tokenized = await _encode(tokenizer, prompt, add_special_tokens, param="prompt")
-        request_id = f"{base}-{index}"
-        prepared.append(
-            _checked(llm, body, tokenized, request_id, body.max_tokens, "max_tokens", default=COMPLETION_MAX_TOKENS)
-        )
+        tokenized = await tokenized_prompt(tokenizer, prompt, add_special_tokens)
+        prepared.append(_checked(llm, body, tokenized, terms, (answer_id, f"{base}-{index}"), length))
     return prepared
 
 
-def split_prompts(prompt: object) -> list[str | list[int]]:
-    """Reads the four shapes of a prompt: a text, texts, token ids, lists of token ids."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, list) and prompt:
-        if _all(prompt, lambda each: type(each) is int):
-            return [prompt]
-        if _all(prompt, lambda each: isinstance(each, str)):
-            return prompt
-        if _all(prompt, lambda each: isinstance(each, list) and _all(each, lambda token: type(token) is int)):
-            return prompt
-    wanted = "prompt must be a text, a list of texts, a list of token ids, or a list of lists of token ids"
-    raise ApiError(f"{wanted}, got {prompt!r:.60}", param="prompt")
+def _check_stream_options(body: ChatRequest | CompletionRequest) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError("stream_options needs stream=true", param="stream_options")
 
 
-def _all(items: list[Any], fits: Callable[[Any], bool]) -> bool:
-    return all(map(fits, items))
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """How many tokens a request asks for, the field that says so, and how many it gets if none does."""
 
-
-def _request_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
-
-
-async def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, param: str) -> TokenizedPrompt:
-    try:
-        if len(text) < _LONG_TEXT:
-            return TokenizedPrompt(tokenizer.encode(text, add_special_tokens), text)
-        return TokenizedPrompt(await asyncio.to_thread(tokenizer.encode, text, add_special_tokens), text)
-    except InputError as error:
-        raise ApiError(str(error), param=param) from None
+    asked: int | None
+    asked_as: str
+    default: int | None
 
 
 def _checked(
     llm: EngineClient,
-    body: GenerationRequest,
+    body: ChatRequest | CompletionRequest,
     prompt: TokenizedPrompt,
-    request_id: str,
-    asked: int | None,
-    asked_as: str,
-    default: int | None,
+    terms: Terms,
+    ids: tuple[str, str],
+    length: _Length,
 ) -> PreparedRequest:
-    limit, num_prompt = llm.limits.max_model_len, len(prompt.token_ids)
-    check_length(num_prompt, asked, asked_as, limit)
+    limit, asked = llm.limits.max_model_len, length.asked
+    prompt = _truncated(prompt, body.truncate_prompt_tokens, limit - max(asked or 1, 1))
+    num_prompt = len(prompt.token_ids)
+    check_length(num_prompt, asked, length.asked_as, limit)
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError("prompt_logprobs are not told in a stream: leave out stream", param="prompt_logprobs")
     is_echo = isinstance(body, CompletionRequest) and body.echo
@@ -150,22 +116,60 @@ def _checked(
     defaults = dict(llm.sampling_defaults)
     of_model = defaults.pop("max_tokens", None)
     if asked is None:
-        asked = default if of_model is None else min(of_model, limit - num_prompt)
+        asked = length.default if of_model is None else min(of_model, limit - num_prompt)
     if asked == 0:
         asked = int(drops_output)
     params = _sampling_params(body, defaults, asked, is_echo, llm.get_tokenizer() is not None)
     params = llm.check_request(prompt, params)
-    if body.cache_salt is not None:
-        if not body.cache_salt:
-            raise ApiError("cache_salt must be a non-empty string", param="cache_salt")
-        prompt = dataclasses.replace(prompt, cache_salt=body.cache_salt)
-    if body.priority and not llm.limits.has_priorities:
-        raise ApiError(
-            f"priority={body.priority} needs a server with --scheduling-policy priority; leave it at 0",
-            param="priority",
-        )
+    prompt = salted(prompt, body.cache_salt)
+    check_priority(llm, body.priority)
     echo = _prompt_text(prompt, llm.get_tokenizer()) if is_echo else ""
-    return PreparedRequest(request_id, prompt, params, body.priority, echo, drops_output)
+    answer_id, request_id = ids
+    return PreparedRequest(
+        request_id, prompt, params, body.priority, echo, drops_output, answer_id=answer_id, deadline=terms.deadline
+    )
+
+
+def _truncated(prompt: TokenizedPrompt, keep: int | None, room: int) -> TokenizedPrompt:
+    """Keeps the last tokens of a prompt; -1 keeps as many as there is room for."""
+    if keep is None:
+        return prompt
+    if keep == 0 or keep < -1:
+        raise ApiError(
+            f"truncate_prompt_tokens must be at least 1, or -1 for what fits, got {keep}",
+            param="truncate_prompt_tokens",
+        )
+    keep = max(room, 1) if keep == -1 else keep
+    if len(prompt.token_ids) <= keep:
+        return prompt
+    return TokenizedPrompt(prompt.token_ids[-keep:])
+
+
+def salted(prompt: TokenizedPrompt, cache_salt: str | None) -> TokenizedPrompt:
+    """Gives the prompt its salt, if it has one.
+
+    Raises:
+        ApiError: the salt is empty.
+    """
+    if cache_salt is None:
+        return prompt
+    if not cache_salt:
+        raise ApiError("cache_salt must be a non-empty string", param="cache_salt")
+    return dataclasses.replace(prompt, cache_salt=cache_salt)
+
+
+def check_priority(llm: EngineClient, priority: int) -> None:
+    """Refuses a priority that would be ignored.
+
+    Raises:
+        ApiError: the scheduling policy looks at none, or it is too large a number.
+    """
+    if priority and not llm.limits.has_priorities:
+        raise ApiError(
+            f"priority={priority} needs a server with --scheduling-policy priority; leave it at 0", param="priority"
+        )
+    if not -(2**63) <= priority < 2**63:
+        raise ApiError("priority must fit in 64 bits", param="priority")
 
 
 def _prompt_text(prompt: TokenizedPrompt, tokenizer: Tokenizer | None) -> str:
@@ -199,7 +203,11 @@ def check_length(num_prompt: int, asked: int | None, asked_as: str, limit: int) 
 
 
 def _sampling_params(
-    body: GenerationRequest, defaults: Mapping[str, Any], max_tokens: int | None, is_echo: bool, detokenize: bool
+    body: ChatRequest | CompletionRequest,
+    defaults: Mapping[str, Any],
+    max_tokens: int | None,
+    is_echo: bool,
+    detokenize: bool,
 ) -> SamplingParams:
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     if is_echo and body.prompt_logprobs is None:

@@ -49,6 +49,9 @@ class GenerationRequest(BaseModel):
     logprob_token_ids: list[int] | None = None
     vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args: the parameters of logits processors, by name
     return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    request_id: str | None = None
+    timeout: float | None = None  # seconds
 
     @property
     def num_logprobs(self) -> int | None:
@@ -66,14 +69,21 @@ class GenerationRequest(BaseModel):
         return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
-class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
+class ChatTemplateFields(BaseModel):
+    """What a chat template reads."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class ChatRequest(ChatTemplateFields, GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 

@@ -27,7 +27,7 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "chat_template": (),
-    "documents": ([],),
+    "documents": ([],),  # a completion has no template
     "reasoning_effort": ("none",),
     "thinking_token_budget": (),
     "modalities": (["text"],),
@@ -36,7 +36,6 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
     "mm_processor_kwargs": ({},),
     "prompt_embeds": ([],),
-    "truncate_prompt_tokens": (),
     "spaces_between_special_tokens": (True,),
     "logits_processors": ([],),
     "kv_transfer_params": ({},),
@@ -46,7 +45,7 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
 _HARMLESS = frozenset(
     (
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("parallel_tool_calls", "request_id"),
+        "parallel_tool_calls",
     )
 )
 

@@ -4,13 +4,15 @@ import errno
 import gc
 import json
 import logging
+import shlex
 import socket
-import sys
 from typing import TYPE_CHECKING
 
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.server_args import ServerArgs
-from jaxllm.server.listen import address_error, bind_socket
+from jaxllm.server.listen import address_error, bind_socket, bind_unix_socket
+from jaxllm.server.logs import set_up_logging
+from jaxllm.server.tls import tls_settings
 
 if TYPE_CHECKING:
     from jaxllm.api.engine_client import EngineClient
@@ -34,9 +36,10 @@ def serve(engine_args: EngineArgs, args: ServerArgs) -> int:
 
         follow(engine_args)
         return 0
+    tls_settings(args)  # a certificate that is no good is told at once
     from jaxllm.server.processes import serve_here, serve_in_processes
 
-    with bind_socket(args.host, args.port) as bound:
+    with bind_socket(args.host, args.port) if args.uds is None else bind_unix_socket(args.uds) as bound:
         apart = args.api_server_count > 1
         return (serve_in_processes if apart else serve_here)(bound, engine_args, args)
 
@@ -73,13 +76,15 @@ def run_app(
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         root_path=args.root_path,
+        h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
+        **tls_settings(args),
     )
     if args.uvicorn_log_level == "info":  # its lines about start and stop repeat ours
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    host, port = bound.getsockname()[:2]
+    host, port = bound.getsockname()[:2] if args.uds is None else (args.host, args.port)
 
     def greet() -> None:
-        print(greeting(llm, args.model_names(engine_args.model)[0], host, port), flush=True)
+        print(greeting(llm, args, args.model_names(engine_args.model)[0], host, port), flush=True)
 
     server = DrainingServer(
         config,
@@ -98,11 +103,15 @@ def run_app(
     return 0
 
 
-def greeting(llm: "EngineClient", model_name: str, host: str, port: int) -> str:
+def greeting(llm: "EngineClient", args: ServerArgs, model_name: str, host: str, port: int) -> str:
     """Tells where the server is, how to ask it something, and how to stop it."""
-    everywhere = host in _EVERY_INTERFACE
+    everywhere = args.uds is None and host in _EVERY_INTERFACE
     reachable = "127.0.0.1" if everywhere else f"[{host}]" if ":" in host else host
-    address = f"http://{reachable}:{port}"
+    scheme = "http" if args.ssl_certfile is None else "https"
+    address = f"{scheme}://{reachable}:{port}" if args.uds is None else f"{scheme}://localhost"
+    options = [] if args.uds is None else [f"--unix-socket {shlex.quote(args.uds)}"]
+    options += ["-H 'Authorization: Bearer KEY'"] if args.api_key else []
+    place = address if args.uds is None else args.uds
     tokenizer = llm.get_tokenizer()
     if tokenizer is not None and tokenizer.chat_template is not None:
         question = {"role": "user", "content": "What is the capital of France?"}
@@ -112,16 +121,7 @@ def greeting(llm: "EngineClient", model_name: str, host: str, port: int) -> str:
         route, body = "completions", {"model": model_name, "prompt": prompt, "max_tokens": 16}
     quoted = json.dumps(body).replace("'", "'\\''")
     return (
-        f"\njaxllm serves {model_name} at {address}{' and on every other interface' if everywhere else ''}\n\n"
-        f"  curl {address}/v1/{route} -H 'Content-Type: application/json' -d '{quoted}'\n\n"
+        f"\njaxllm serves {model_name} at {place}{' and on every other interface' if everywhere else ''}\n\n"
+        f"  {' '.join(['curl', *options, address])}/v1/{route} -H 'Content-Type: application/json' -d '{quoted}'\n\n"
         "Ctrl-C stops it: running requests may end first, a second Ctrl-C does not wait for them.\n"
     )
-
-
-def set_up_logging(args: ServerArgs) -> None:
-    """Sends log lines to stderr, so that stdout has only what is meant for the terminal."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
-    )
-    for name in ("httpx", "jax"):
-        logging.getLogger(name).setLevel(logging.WARNING)

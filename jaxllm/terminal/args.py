@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.config.engine_args import NOT_BUILT, EngineArgs, engine_args, flag
+from jaxllm.config.engine_args import HIDDEN, EngineArgs, engine_args, flag
 from jaxllm.config.errors import InputError
 from jaxllm.config.sampling_params import SamplingParams
 from jaxllm.options import OptionParser, add_hidden_options, add_model_argument, add_options, with_model
@@ -57,7 +57,7 @@ def add_terminal_flags(parser: OptionParser, args: type, title: str) -> None:
     add_model_argument(parser)
     add_options(parser, args, title)
     add_options(parser, EngineArgs, "EngineConfig", grouped=True, without=("seed",))
-    add_hidden_options(parser, NOT_BUILT)
+    add_hidden_options(parser, HIDDEN)
 
 
 def split_values[A: CompleteArgs](kind: type[A], values: Mapping[str, Any]) -> tuple[A, EngineArgs | None]:

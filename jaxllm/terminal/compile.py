@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.config.engine_args import NOT_BUILT, EngineArgs, engine_args, flag
+from jaxllm.config.engine_args import HIDDEN, EngineArgs, engine_args, flag
 from jaxllm.config.errors import InputError
 from jaxllm.environment import prepare_environment
 from jaxllm.options import OptionParser, add_hidden_options, add_model_argument, add_options, with_model
@@ -26,7 +26,7 @@ def add_flags(parser: OptionParser) -> None:
     add_model_argument(parser)
     add_options(parser, CompileArgs, "compile")
     add_options(parser, EngineArgs, "EngineConfig", grouped=True, without=("executables",))
-    add_hidden_options(parser, NOT_BUILT)
+    add_hidden_options(parser, HIDDEN)
 
 
 def run(values: dict[str, Any]) -> int:

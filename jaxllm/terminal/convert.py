@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxllm.config.engine_args import DTYPES, NOT_BUILT, EngineArgs, engine_args, flag
+from jaxllm.config.engine_args import DTYPES, HIDDEN, EngineArgs, engine_args, flag
 from jaxllm.config.errors import InputError
 from jaxllm.options import OptionParser, add_hidden_options, add_model_argument, add_options, with_model
 
@@ -39,7 +39,7 @@ def add_flags(parser: OptionParser) -> None:
     add_options(parser, ConvertArgs, "convert")
     others = [field.name for field in dataclasses.fields(EngineArgs) if field.name not in _ENGINE_FLAGS]
     add_options(parser, EngineArgs, "EngineConfig", grouped=True, without=others)
-    add_hidden_options(parser, NOT_BUILT)
+    add_hidden_options(parser, HIDDEN)
 
 
 def run(values: dict[str, Any]) -> int:

@@ -133,7 +133,7 @@ def alphabet_llm(tokenizer: Tokenizer | None) -> tuple[AsyncLLM, AlphabetRunner]
     )
     buckets = make_buckets(MAX_NUM_SEQS, 64, MAX_MODEL_LEN // 8, coarse=True)
     builder = InputBuilder(buckets, MAX_NUM_SEQS, MAX_MODEL_LEN // 8, 1, vocab_size=256)
-    limits = EngineLimits(vocab_size=256, max_model_len=MAX_MODEL_LEN)
+    limits = EngineLimits(vocab_size=256, max_model_len=MAX_MODEL_LEN, max_running=MAX_NUM_SEQS)
     engine = Engine(scheduler, builder, cast(Any, runner), limits, Watchdog(60.0))
     built = BuiltEngine(
         engine=engine,
@@ -230,7 +230,7 @@ def tokenizer() -> Tokenizer:
     return byte_tokenizer()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serve_app() -> Callable[..., Any]:
     """Gives a context manager: ServerArgs and a tokenizer or None -> LiveApp."""
     return live_app

@@ -146,7 +146,7 @@ def test_chat_template_variables_reach_the_template(shared_app: Any):
         ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
-        ("chat_template", "{{ x }}"),
+        ("mm_processor_kwargs", {"x": 1}),
     ],
 )
 def test_a_field_that_is_not_built_yet_is_refused_by_name(shared_app: Any, field: str, value: Any):

@@ -1,10 +1,11 @@
 import errno
 import socket
+from pathlib import Path
 
 import pytest
 
 from jaxllm.config.errors import InputError
-from jaxllm.server.listen import address_error, bind_socket
+from jaxllm.server.listen import address_error, bind_socket, bind_unix_socket
 
 
 def test_a_port_in_use_is_refused_by_name():
@@ -33,3 +34,19 @@ def test_an_address_that_is_not_this_machines_is_refused_by_name():
 def test_a_port_that_needs_rights_is_told_so():
     error = address_error("127.0.0.1", 80, OSError(errno.EACCES, "Permission denied"))
     assert "may not listen on port 80" in str(error)
+
+
+def test_a_unix_socket_replaces_one_that_nobody_listens_on_and_nothing_else(tmp_path: Path):
+    path = str(tmp_path / "s")
+    first = bind_unix_socket(path)
+    first.listen()
+    with pytest.raises(InputError, match="is in use"):
+        bind_unix_socket(path)
+    first.close()
+    bind_unix_socket(path).close()
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(InputError, match="is in use"):
+        bind_unix_socket(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "kept"
+    with pytest.raises(InputError, match="cannot listen on uds"):
+        bind_unix_socket(str(tmp_path / "no" / "s"))

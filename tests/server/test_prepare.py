@@ -6,7 +6,8 @@ import pytest
 
 from jaxllm.engine.limits import EngineLimits
 from jaxllm.server.errors import ApiError
-from jaxllm.server.prepare import _encode, check_length, prepare_completions, split_prompts
+from jaxllm.server.prepare import check_length, prepare_completions
+from jaxllm.server.prompts import encode, split_prompts
 from jaxllm.server.protocol import CompletionRequest
 
 
@@ -29,7 +30,7 @@ def test_a_prompt_that_just_fits_is_taken_and_one_token_more_is_not():
 
 def test_a_long_text_is_tokenized_beside_the_event_loop(tokenizer):
     async def ticks_while(text: str) -> tuple[int, int]:
-        task = asyncio.create_task(_encode(tokenizer, text, False, "prompt"))
+        task = asyncio.create_task(encode(tokenizer, text, False, "prompt"))
         num_ticks = 0
         while not task.done():
             await asyncio.sleep(0)

@@ -3,16 +3,20 @@ import shlex
 from types import SimpleNamespace
 from typing import Any, cast
 
+from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.serve import greeting
 from jaxllm.text.tokenizer import Tokenizer
 
 
-def told(tokenizer: Tokenizer | None, host: str = "127.0.0.1", name: str = "m") -> tuple[str, str, dict[str, Any]]:
+def told(
+    tokenizer: Tokenizer | None, host: str = "127.0.0.1", name: str = "m", args: ServerArgs | None = None
+) -> tuple[str, str, dict[str, Any]]:
     """The greeting, and the route and body of its curl command as a shell reads it."""
-    text = greeting(cast(Any, SimpleNamespace(get_tokenizer=lambda: tokenizer)), name, host, 8000)
+    llm = cast(Any, SimpleNamespace(get_tokenizer=lambda: tokenizer))
+    text = greeting(llm, args or ServerArgs(), name, host, 8000)
     (line,) = (line for line in text.splitlines() if "curl" in line)
     words = shlex.split(line)
-    return text, words[1], json.loads(words[-1])
+    return text, next(word for word in words if word.startswith("http")), json.loads(words[-1])
 
 
 def test_the_greeting_has_a_chat_to_paste_where_the_model_chats(tokenizer: Tokenizer):
@@ -35,3 +39,13 @@ def test_the_greeting_names_an_address_that_can_be_reached(tokenizer: Tokenizer)
     assert url.startswith("http://127.0.0.1:8000/")
     assert "every other interface" in text
     assert told(tokenizer, host="::1")[1].startswith("http://[::1]:8000/")
+
+
+def test_the_greeting_says_how_to_pass_tls_keys_and_a_unix_socket(tokenizer: Tokenizer):
+    args = ServerArgs(ssl_certfile="c.pem", api_key=("hunter2",))
+    text, url, _ = told(tokenizer, args=args)
+    assert url.startswith("https://127.0.0.1:8000/")
+    assert "-H 'Authorization: Bearer KEY'" in text
+    assert "hunter2" not in text
+    text, url, _ = told(tokenizer, args=ServerArgs(uds="/run/my server.sock"))
+    assert "curl --unix-socket '/run/my server.sock' http://localhost/v1/" in text
