@@ -123,6 +123,7 @@ class Engine:
         self._span = Spans()
         self._in_flight: deque[Launched] = deque()
         self._owed: list[RequestUpdate] = []  # told with the next step's
+        self.num_quiet_tokens = 0  # of all steps so far; see StepUpdates
         self._last_number = 0  # of the versions of the weights, those with a text counted as one more
 
     @property
@@ -357,6 +358,7 @@ class Engine:
         with self._span("update"):
             updates = self.scheduler.update(launched.batch, own_tokens(launched.batch, tokens))
             self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
+        self.num_quiet_tokens += updates.num_quiet
         self.times.wait += read - start
         self.times.update += time.perf_counter() - read
         return updates
