@@ -75,7 +75,9 @@ class AsyncLLM:
         self._lost: str | None = None  # why other processes of the engine, and so this one, end
         if self._built.processes is not None:
             self._built.processes.on_loss(self._on_loss)
-        self._loop = EngineLoop(self._built.engine, self._listeners.publish, self._on_death)
+        self._loop = EngineLoop(
+            self._built.engine, self._listeners.publish, self._on_death, self._front.books.take_step
+        )
 
     @property
     def limits(self) -> EngineLimits:

@@ -10,7 +10,7 @@ from typing import Any
 from jaxllm.api.async_llm import AsyncLLM
 from jaxllm.api.prompts import TokenizedPrompt
 from jaxllm.config.errors import InputError
-from jaxllm.config.sampling_params import SamplingParams
+from jaxllm.config.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.server.errors import ApiError
 from jaxllm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from jaxllm.server.refused_fields import check_extra_fields
@@ -212,6 +212,7 @@ def _sampling_params(
         skip_special_tokens=body.skip_special_tokens,
         detokenize=detokenize,
         extra_args=body.vllm_xargs,
+        output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         **{**defaults, **given},
     )
 
