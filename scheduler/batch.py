@@ -1,6 +1,6 @@
 """What the scheduler decides for one step, by data rank, and its counters. Knows requests and counts: no shapes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from jaxllm.scheduler.record import record
@@ -138,6 +138,13 @@ class Counters:
     prefix_cache_hits: int = 0
     num_forked_tokens: int = 0
     num_refound_tokens: int = 0
+
+    def all(self) -> dict[str, int]:
+        """Gives them by name; dataclasses.asdict takes ten times as long."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+
+_COUNTERS = tuple([counter.name for counter in fields(Counters)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,6 @@ that joins them; what makes a feature different enters as a policy, as a field o
 a branch here.
 """
 
-from dataclasses import asdict
-
 from jaxllm.scheduler.batch import Counters, Scheduled, SchedulerStats, StepDraft
 from jaxllm.scheduler.config import SchedulerConfig
 from jaxllm.scheduler.kv_cache import KVCache, Prefix
@@ -66,7 +64,7 @@ class DataRank:
             waiting=0,
             paused=0,
             kv_usage=self.kv.pool.usage,
-            **asdict(self.counters),
+            **self.counters.all(),
         )
 
     def begin(self) -> None:

@@ -94,7 +94,7 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Reads the gauges and counters of all data ranks together."""
-        counted = [asdict(rank.counters) for rank in self._ranks]
+        counted = [rank.counters.all() for rank in self._ranks]
         return SchedulerStats(
             running=self.num_running,
             waiting=self.num_waiting,

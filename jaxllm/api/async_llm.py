@@ -1,7 +1,7 @@
 """The engine on its own thread for asyncio programs. Knows how one is started; requests are EngineClient's. No HTTP."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax.sharding import Mesh
@@ -24,13 +24,14 @@ from jaxllm.scheduler.request import WeightVersion
 class EngineThread:
     """The link to an engine that runs on a thread of this process."""
 
-    def __init__(self, built: BuiltEngine, listeners: Listeners):
+    def __init__(self, built: BuiltEngine, listeners: Listeners, on_step: Callable[[int], None]):
+        """`on_step` gets Engine.num_quiet_tokens after each step, on the engine's thread."""
         self._built = built
         self._listeners = listeners
         self._lost: str | None = None  # why other processes of the engine, and so this one, end
         if built.processes is not None:
             built.processes.on_loss(self._on_loss)
-        self.loop = EngineLoop(built.engine, listeners.publish, self._on_death)
+        self.loop = EngineLoop(built.engine, listeners.publish, self._on_death, on_step)
 
     @property
     def limits(self) -> EngineLimits:
@@ -109,7 +110,7 @@ class AsyncLLM(EngineClient):
     def _start(self, started: Started) -> None:
         self._built = started.built
         listeners = Listeners()
-        thread = EngineThread(started.built, listeners)
+        thread = EngineThread(started.built, listeners, lambda num_quiet: self.books.take_step(num_quiet))
         self._loop = thread.loop
         super().__init__(thread, listeners, started.tokenizer, started.model_name)
 

@@ -31,8 +31,10 @@ class Follower(Protocol):
 class EngineDriver:
     """An engine and the requests that it runs for this process. Not thread-safe: its owner takes turns."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, on_step: Callable[[int], None] = lambda num_quiet: None):
+        """`on_step` gets Engine.num_quiet_tokens after each step."""
         self._engine = engine
+        self._on_step = on_step
         self._followers: dict[str, Follower] = {}  # by the ids of samples that the engine runs
 
     def add(self, follower: Follower, priority: int = 0) -> None:
@@ -57,7 +59,7 @@ class EngineDriver:
         unfinished = {id(follower) for follower in followers if not follower.finished}
         while unfinished:
             assert self._engine.has_work, "a request neither runs nor has ended"
-            for follower, delta in self.deliver(self._engine.step()):
+            for follower, delta in self.deliver(self._step()):
                 if id(follower) in mine and on_delta is not None:
                     on_delta(follower, delta)
                 if follower.finished:
@@ -102,4 +104,9 @@ class EngineDriver:
     def _settle(self) -> None:
         """Reads the steps that were launched for requests that have ended."""
         while not self._followers and self._engine.has_work:
-            self._engine.step()
+            self._step()
+
+    def _step(self) -> Sequence[RequestUpdate]:
+        updates = self._engine.step()
+        self._on_step(self._engine.num_quiet_tokens)
+        return updates

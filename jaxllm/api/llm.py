@@ -19,7 +19,7 @@ from jaxllm.api.request_stream import RequestStream
 from jaxllm.api.scoring import SCORED, Continuation, ScoreStream, join, pair_with
 from jaxllm.api.start import ModelLike, TokenizerLike, start
 from jaxllm.config.errors import InputError
-from jaxllm.config.sampling_params import BeamSearchParams, SamplingParams
+from jaxllm.config.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jaxllm.engine.engine import KVMode
 from jaxllm.engine.loop import read_stats
 from jaxllm.mesh.axes import AxisRules
@@ -62,7 +62,7 @@ class LLM:
         self._built, self._tokenizer = started.built, started.tokenizer
         self._engine = self._built.engine
         self._front = Front(started.tokenizer, self._engine.limits, started.model_name)
-        self._driver = EngineDriver(self._engine)
+        self._driver = EngineDriver(self._engine, self._front.books.take_step)
         self._numbers = itertools.count()
         self._enqueued: list[RequestStream] = []
         self._turn = threading.RLock()  # a function given to apply_model may call back
@@ -372,11 +372,12 @@ class LLM:
             return [stream.request_id for stream in streams]
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
+        """Gives each request's parameters; nobody looks at a request before its end, so the engine need not tell."""
         if params is None or isinstance(params, SamplingParams):
-            return [self.get_default_sampling_params() if params is None else params] * count
+            return [_quiet(self.get_default_sampling_params() if params is None else params)] * count
         if len(params) != count:
             raise InputError(f"there are {count} prompts and {len(params)} sampling_params: give one, or one each")
-        return list(params)
+        return [_quiet(each) for each in params]
 
     def _open(self, kind: str, prompts: list[TokenizedPrompt], params: list[SamplingParams]) -> list[RequestStream]:
         """Begins to follow requests, all of which can be accepted."""
@@ -406,6 +407,10 @@ class LLM:
 
     def _next_id(self, kind: str) -> str:
         return f"{kind}-{next(self._numbers)}"
+
+
+def _quiet(params: SamplingParams) -> SamplingParams:
+    return params.replace(output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def _priorities(priority: int | Sequence[int] | None, count: int) -> list[int]:

@@ -108,9 +108,9 @@ class _Tally:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
 
     def read(self, name: str, labels: dict[str, str]) -> Histogram:
         return _histogram(name, labels, self._bounds, self._counts, self._sum)
@@ -151,10 +151,24 @@ class RequestBooks:
         self.longest_output = _Tally(lengths)
         self.num_samples = _Tally(_SAMPLES)
         self.max_tokens = _Tally(lengths)
+        self._num_quiet = 0
+        self._last_step = 0.0
 
     def start(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> "RequestMeter":
         """Begins to follow a request that has just arrived."""
         return RequestMeter(self, num_prompt_tokens, params or SamplingParams())
+
+    def take_step(self, num_quiet: int) -> None:
+        """Books the tokens of a step that are told later; `num_quiet` counts those of all steps so far.
+
+        Each of their requests had a token in the step before too, so they all took the time between the two steps.
+        """
+        now, count = time.perf_counter(), num_quiet - self._num_quiet
+        if count:
+            with self.lock:
+                self.between.observe(now - self._last_step, count)
+                self.num_generation_tokens += count
+        self._num_quiet, self._last_step = num_quiet, now
 
     def read(self, model_name: str, stats: EngineStats) -> list[Metric]:
         """Gives every metric as it stands, the engine's own from its statistics.
@@ -256,8 +270,12 @@ class RequestMeter:
         self._ended = False
         self._samples = [_SampleMeter() for _ in range(params.n)]
 
-    def take(self, delta: OutputDelta, time_in_queue: float | None = None) -> None:
-        """Books what came new for a sample, and with the first token how long the request waited."""
+    def take(self, delta: OutputDelta, time_in_queue: float | None = None, num_counted: int = 0) -> None:
+        """Books what came new for a sample, and with the first token how long the request waited.
+
+        `num_counted` of the tokens have been booked by `RequestBooks.take_step`, with the times between them. The time
+        from one of them to a token behind it is not known.
+        """
         count = len(delta.token_ids)
         if not count and delta.finish_reason is None:
             return
@@ -275,11 +293,11 @@ class RequestMeter:
                     books.num_cached_tokens += delta.num_cached_tokens
                 if sample.first is None:
                     sample.first = now
-                else:
+                elif not num_counted:
                     books.between.observe(now - sample.last)
                 sample.last = self._last_token = now
                 sample.num_tokens += count
-                books.num_generation_tokens += count
+                books.num_generation_tokens += count - num_counted
             if delta.finish_reason is not None:
                 self._end_sample(sample, delta.finish_reason)
                 if all(each.ended for each in self._samples):

@@ -164,7 +164,7 @@ class RequestStream:
             writer.write(prompt, self._prompt_logprobs)
             delta.prompt_logprobs = self._prompt_logprobs
         if self._meter is not None:
-            self._meter.take(delta, self.metrics.time_in_queue)
+            self._meter.take(delta, self.metrics.time_in_queue, update.num_counted)
         return delta
 
     def end(self, reason: str) -> None:

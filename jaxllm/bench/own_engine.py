@@ -84,7 +84,11 @@ class OwnEngine:
             while engine.has_work:
                 updates = engine.step()
                 now = time.perf_counter()
-                for update in updates:
+                for running, token in updates.going_on():
+                    place = places[running.request_id]
+                    outputs[place].append(token)
+                    token_times[place].append(now - arrivals[place])
+                for update in updates.others():
                     if update.finish_reason == "error":
                         raise RuntimeError(f"a step failed, so nothing was measured: {update.error}")
                     place = places[update.request_id]

@@ -56,8 +56,12 @@ class Launched:
 
     batch: ScheduledBatch
     tokens: PendingTokens
-    name: str
     inputs: PackedStep | None = None  # None where they could not be built
+
+    @property
+    def name(self) -> str:
+        """Names the step and its shape, if it got one."""
+        return name_of(self.batch, self.inputs)
 
     @property
     def prompt(self) -> PromptScoring | None:
@@ -125,6 +129,7 @@ class Engine:
         self._span = Spans()
         self._in_flight: deque[Launched] = deque()
         self._owed: list[RequestUpdate] = []  # told with the next step's
+        self.num_quiet_tokens = 0  # of all steps so far; see StepUpdates
         self._last_number = 0  # of the versions of the weights, those with a text counted as one more
 
     @property
@@ -321,14 +326,15 @@ class Engine:
     def _launch(self, batch: ScheduledBatch) -> Launched:
         """Sends a step to the device. What raises here is raised when its tokens are read, after those before it."""
         start = time.perf_counter()
-        name = f"step {batch.step}"
         inputs = None
         try:
             with self._span("build"):
                 inputs = self._builder.build(batch)
             built = time.perf_counter()
-            name = f"step {batch.step} ({inputs.shape})"
-            with self._watchdog.watching(lambda: describe(name, batch)), self._span(f"execute {inputs.shape}"):
+            with (
+                self._watchdog.watching(lambda: describe(name_of(batch, inputs), batch)),
+                self._span("execute", inputs.shape),
+            ):
                 tokens = self._runner.execute(inputs)
             self._count_tokens(inputs)
             self.times.build += built - start
@@ -339,7 +345,7 @@ class Engine:
         self.times.num_batched_requests += batch.num_requests
         if self.times.num_steps % _UTILISATION_EVERY == 1:
             self._sample_utilisation()
-        return Launched(batch, tokens, name, inputs)
+        return Launched(batch, tokens, inputs)
 
     def _count_tokens(self, inputs: PackedStep) -> None:
         times = self.times
@@ -370,6 +376,7 @@ class Engine:
         with self._span("update"):
             updates = self.scheduler.update(launched.batch, own_tokens(launched.batch, tokens))
             self._scores.add(launched.batch, tokens, launched.prompt, scores, updates)
+        self.num_quiet_tokens += updates.num_quiet
         self.times.wait += read - start
         self.times.update += time.perf_counter() - read
         return updates
@@ -401,6 +408,11 @@ def own_tokens(batch: ScheduledBatch, tokens: Sequence[Sequence[int]]) -> Sequen
     """Gives the tokens of a step's items, of what each data rank told, padding included."""
     own = [of_rank[: part.num_requests] for part, of_rank in zip(batch.ranks, tokens, strict=True)]
     return own[0] if len(own) == 1 else list(chain.from_iterable(own))
+
+
+def name_of(batch: ScheduledBatch, inputs: PackedStep | None) -> str:
+    """Names a step and its shape, if it got one."""
+    return f"step {batch.step}" if inputs is None else f"step {batch.step} ({inputs.shape})"
 
 
 def describe(name: str, batch: ScheduledBatch) -> str:

@@ -7,10 +7,12 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import zmq
 
+from jaxllm.config.sampling_params import RequestOutputKind
 from jaxllm.engine.addresses import MOST_WAITING, engine_address, front_address
 from jaxllm.engine.loop import EngineLoop
 from jaxllm.engine.messages import (
@@ -186,6 +188,9 @@ class Fronts:
         with self._turn:
             match message:
                 case AddRequest():
+                    # A front books the tokens of each step by itself, and goes on from them with another engine.
+                    params = message.params.replace(output_kind=RequestOutputKind.DELTA)
+                    message = replace(message, params=params)
                     names = message.outputs or sample_ids(message.request_id, message.params.n)
                     self._owners |= dict.fromkeys(names, front)
                 case EngineCall(call_id, method, arguments):

@@ -33,12 +33,20 @@ class EngineLoop:
     `died` holds the exception that ended the loop, if one did; `on_death` is then called once.
     """
 
-    def __init__(self, engine: Engine, publish: Publish, on_death: Callable[[BaseException], None]):
+    def __init__(
+        self,
+        engine: Engine,
+        publish: Publish,
+        on_death: Callable[[BaseException], None],
+        on_step: Callable[[int], None] = lambda num_quiet: None,
+    ):
+        """`on_step` gets Engine.num_quiet_tokens after each step, on the loop's thread."""
         self.died: BaseException | None = None
         self.stats = read_stats(engine)
         self._engine = engine
         self._publish = publish
         self._on_death = on_death
+        self._on_step = on_step
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="jaxllm-engine", daemon=True)
         self._thread.start()
@@ -63,6 +71,7 @@ class EngineLoop:
             while self._take_messages():
                 updates = self._engine.step()
                 self.stats = read_stats(self._engine)
+                self._on_step(self._engine.num_quiet_tokens)
                 if updates:
                     self._publish([*updates])
         except BaseException as error:

@@ -19,9 +19,11 @@ class Spans:
     def __init__(self) -> None:
         self.is_on = False
 
-    def __call__(self, name: str) -> AbstractContextManager:
-        """Gives a span to be entered."""
-        return jax.profiler.TraceAnnotation(PREFIX + name) if self.is_on else _NO_SPAN
+    def __call__(self, name: str, shape: object = None) -> AbstractContextManager:
+        """Gives a span to be entered; the shape, if there is one, stands behind the name."""
+        if not self.is_on:
+            return _NO_SPAN
+        return jax.profiler.TraceAnnotation(PREFIX + name if shape is None else f"{PREFIX}{name} {shape}")
 
 
 def start_trace(directory: str, python_calls: bool = True) -> None:

@@ -3,8 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -21,17 +20,19 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="jaxllm-watchdog", daemon=True)
         self._thread.start()
 
-    @contextmanager
-    def watching(self, describe: Callable[[], str]) -> Iterator[None]:
-        """Watches the body of the with statement; `describe` is called only if it is late."""
+    def watching(self, describe: Callable[[], str]) -> "Watchdog":
+        """Watches the body of a with statement that begins at once; `describe` is called only if it is late."""
         self._watched = (describe, time.monotonic())
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._watched, overdue, self.overdue = None, self.overdue, None
-            if overdue is not None:
-                logger.warning("went on after all: %s", overdue)
+        return self
+
+    def __enter__(self) -> None:
+        """Nothing is left to do: what is watched begins with `watching`."""
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._lock:
+            self._watched, overdue, self.overdue = None, self.overdue, None
+        if overdue is not None:
+            logger.warning("went on after all: %s", overdue)
 
     def close(self) -> None:
         self._stop.set()

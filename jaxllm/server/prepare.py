@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.api.engine_client import EngineClient
 from jaxllm.api.prompts import TokenizedPrompt
-from jaxllm.config.sampling_params import SamplingParams
+from jaxllm.config.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.server.errors import ApiError
 from jaxllm.server.prompts import encode, render, split_prompts, tokenized_prompt, tokenizer_for_chats
 from jaxllm.server.protocol import ChatRequest, CompletionRequest
@@ -220,6 +220,7 @@ def _sampling_params(
         skip_special_tokens=body.skip_special_tokens,
         detokenize=detokenize,
         extra_args=body.vllm_xargs,
+        output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         **{**defaults, **given},
     )
 

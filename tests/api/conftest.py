@@ -42,6 +42,7 @@ class ScriptedEngine:
         self.limits = EngineLimits(vocab_size=VOCABULARY, max_model_len=1000, eos_token_ids=(EOS,), max_logprobs=-1)
         self.times = StepTimes()
         self.hanging = None
+        self.num_quiet_tokens = 0
         self.is_paused = False
         self.aborted: list[str] = []
         self.calls: list[str] = []

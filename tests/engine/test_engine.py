@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm import SamplingParams
+from jaxllm import RequestOutputKind, SamplingParams
 from jaxllm.config.errors import InputError
 from jaxllm.engine import engine as engine_module
 from jaxllm.engine.buckets import StepShape, make_buckets
@@ -150,6 +150,37 @@ def test_each_step_is_launched_before_the_tokens_of_the_one_before_are_read():
         ("read", 3),
         ("read", 4),
     ]
+
+
+def test_who_wants_the_end_only_is_told_the_first_token_and_then_the_rest():
+    engine, seen = make_engine(EchoRunner()), []
+    final = RequestOutputKind.FINAL_ONLY
+    engine.add("quiet", [1, 2, 3], greedy(8, output_kind=final))
+    engine.add("loud", [11, 12], greedy(8))
+    engine.add("stopped by text", [21, 22], greedy(8, output_kind=final, stop=["x"]))
+    engine.add("scored", [31, 32], greedy(8, output_kind=final, logprobs=1))
+    while engine.has_work:
+        seen += [(update.request_id, update.token_ids, update.num_counted) for update in engine.step()]
+    quiet = [told[1:] for told in seen if told[0] == "quiet"]
+    assert [tokens for tokens, _ in quiet] == [(4,), (5,), (6, 7, 8, 9, 10, 11)]
+    assert engine.num_quiet_tokens == sum(num_counted for _, num_counted in quiet) == 6
+    for name, start in (("loud", 13), ("stopped by text", 23), ("scored", 33)):
+        assert [told[1] for told in seen if told[0] == name] == [(token,) for token in count_up(start, 8)]
+
+
+def test_tokens_kept_back_are_told_before_the_version_of_the_weights_changes_and_at_an_abort():
+    engine = make_engine(EchoRunner())
+    engine.add("a", [1, 2, 3], greedy(20, output_kind=RequestOutputKind.FINAL_ONLY))
+    seen = [told for _ in range(6) for told in engine.step()]
+    engine.update_weight_version("second")
+    seen += [told for _ in range(3) for told in engine.step()]
+    last = engine.abort("a")
+    assert last is not None
+    seen.append(last)
+    tokens = [(token, told.weight_version) for told in seen for token in told.token_ids]
+    assert [token for token, _ in tokens] == count_up(4, 8)
+    assert [version for _, version in tokens] == [0] * 5 + ["second"] * 3
+    run(engine)
 
 
 def test_padding_is_counted():

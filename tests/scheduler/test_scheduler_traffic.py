@@ -159,6 +159,7 @@ class Traffic:
         self.cached_tokens: dict[str, int] = {}
         self.now = 0.0
         self.num_actions = 0
+        self.num_quiet = self.num_counted = 0  # tokens of quiet requests: as steps told their number, as they were told
         self.seen = Counter[str]()
 
     @property
@@ -173,7 +174,16 @@ class Traffic:
         salt, kv_key = TENANTS[tenant]
         names = [str(len(self.requests) + i) for i in range(num_samples)]
         samples = [
-            Request(name, list(prompt_ids), max_new_tokens, cache_salt=salt, kv_key=kv_key, **fields) for name in names
+            Request(
+                name,
+                list(prompt_ids),
+                max_new_tokens,
+                cache_salt=salt,
+                kv_key=kv_key,
+                is_quiet=int(name) % 3 == 1,
+                **fields,
+            )
+            for name in names
         ]
         try:
             self.scheduler.add_group(samples)
@@ -242,7 +252,9 @@ class Traffic:
         return of_policy.get(str(self.config.policy), 0), int(request.request_id)
 
     def update(self) -> None:
-        self._record(self.scheduler.update(*self.in_flight.pop(0)))
+        updates = self.scheduler.update(*self.in_flight.pop(0))
+        self.num_quiet += updates.num_quiet
+        self._record(updates)
 
     def abort(self, which: int) -> None:
         name = self._name(which)
@@ -314,6 +326,7 @@ class Traffic:
             self.scheduler.check()
         assert self.ends.keys() == self.requests.keys(), "not every request has ended"
         assert not any(pool.num_lent for pool in self.pools)
+        assert self.num_quiet == self.num_counted
         for name, request in self.requests.items():
             output, reason = _tokens_alone(request, self.windows)
             if self.ends[name] in ("abort", "error"):
@@ -328,9 +341,11 @@ class Traffic:
         self.seen["discarded"] += stats.num_discarded_tokens
         self.seen["refound"] += stats.num_refound_tokens > 0
 
-    def _record(self, updates: list[RequestUpdate]) -> None:
+    def _record(self, updates: Sequence[RequestUpdate]) -> None:
         for update in updates:
             name = update.request_id
+            self.num_counted += update.num_counted
+            self.seen["told at once"] += update.num_counted > 1
             assert name not in self.ends, "an ended request was reported again"
             self.tokens[name] += update.token_ids
             assert update.num_output_tokens == len(self.tokens[name])
@@ -572,7 +587,7 @@ def test_long_traffic_meets_every_rare_event_and_still_gives_the_tokens_of_runni
     for seed in range(150):
         seen += _long_traffic(seed)
     rare = ("preempted", "preempted with a token on its way", "discarded", "recomputed", "refused", "nothing to run")
-    new = ("copied", "hit", "refound", "windows passed", "paused", "resumed", "expired", "moved")
+    new = ("told at once", "copied", "hit", "refound", "windows passed", "paused", "resumed", "expired", "moved")
     ranks = ("idle rank", "moved to another rank")
     for event in (*rare, *new, *ranks, "stop", "length", "abort", "error"):
         assert seen[event] >= 10, f"{event}: {seen[event]} times"
