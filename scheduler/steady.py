@@ -85,6 +85,8 @@ class SteadyRequests:
         """Takes in the running request behind these, from whose only token this step samples."""
         assert request.row is not None
         offset = request.num_computed - self.tick
+        if not self._members:  # else those of all that ever were would gather
+            self._end_token_ids = frozenset()
         self._leading.append(request)
         self._members.add(request)
         self._requests.append(request)
