@@ -61,10 +61,7 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self._living) and not self.is_paused
 
-    def add(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams, *_: object, outputs: object = None
-    ) -> None:
-        assert outputs is None, "no other engine began it"
+    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams, *_: object) -> None:
         self.limits.check(prompt_ids, params)
         for index, name in enumerate(sample_ids(request_id, params.n)):
             tokens = self._script(prompt_ids, index)[: params.max_tokens]
