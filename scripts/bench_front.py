@@ -59,7 +59,8 @@ class TickingEngine:
     def rank_stats(self) -> list[Any]:
         return [self.stats]
 
-    def add(self, request_id: str, prompt_ids: list[int], params: Any, *rest: Any, outputs: Any = None) -> None:
+    def add(self, request_id: str, prompt_ids: list[int], params: Any, *rest: Any) -> None:
+        outputs = rest[-1]  # of a stand-in before this one
         num_given = len(outputs[request_id]) if outputs else 0
         self._turns.append([request_id, params.max_tokens - num_given, num_given])
 

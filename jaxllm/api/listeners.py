@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 type News = RequestUpdate | Exception
 
+_FALLEN_BEHIND = 8  # updates that wait for a reader
+
 
 class Listener:
     """One request's stream, and the event loop on which its updates are awaited.
@@ -38,12 +40,14 @@ class Listener:
             self._is_awaited.set_result(None)
 
     async def next(self) -> News:
-        """Waits for what comes next; of a reader that is slow, what has come since for the same sample is one piece."""
+        """Waits for what comes next; for a reader that has fallen behind, all that came for a sample is one piece."""
         mail = self._mail
         while not mail:
             self._is_awaited = self.event_loop.create_future()
             await self._is_awaited
         news = mail.popleft()
+        if len(mail) < _FALLEN_BEHIND:
+            return news
         while mail and (joined := join(news, mail[0])) is not None:
             news = joined
             mail.popleft()

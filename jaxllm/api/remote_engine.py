@@ -63,6 +63,7 @@ class RemoteEngine:
         self._context = zmq.Context()
         self._inbound = self._context.socket(zmq.ROUTER)
         self._inbound.setsockopt(zmq.RCVHWM, MOST_WAITING)
+        self._inbound.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an engine that connects anew has the name that it had
         self._inbound.bind(front_address(folder, index))
         self._turn = threading.Lock()  # for what has been accepted, and the way to the engine
         seeds = Random(seed if count == 1 else f"{seed} of front {index}")

@@ -106,7 +106,8 @@ class EngineLoop:
                         message.params,
                         message.priority,
                         message.cache_salt,
-                        outputs=message.outputs,
+                        None,  # no deadline
+                        message.outputs,
                     )
                 except ValueError as error:
                     ids = message.outputs or sample_ids(message.request_id, message.params.n)

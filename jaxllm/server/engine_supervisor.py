@@ -143,7 +143,9 @@ class EngineSupervisor:
             if self._is_stopping:
                 return None
         has_started = self._is_ready or generation > 0
-        self.end = self._judge(has_started, lost, refused, f"{how}{f' ({cause})' if cause else ''}")
+        if cause is not None:
+            how = f"{how} ({cause})"
+        self.end = self._judge(has_started, lost, refused, how)
         if self.end is not None:
             return Ended(self.end.line)
         return Died(f"the engine's process {how}; it is started again, and accepted requests go on then")

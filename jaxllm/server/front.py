@@ -1,6 +1,8 @@
 """One front: HTTP over an engine that runs in another process. Knows how the two come together; starts no process."""
 
+import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.peer_books import PeerBooks
 from jaxllm.server.serve import run_app
+
+_PRIORITY = 5  # below the engine's: on two busy cores its steps came up to 4 ms late (p99) without
 
 
 def run_front(
@@ -30,6 +34,7 @@ def run_front(
         EngineDeadError: the engine cannot start.
         InputError: see run_app.
     """
+    _give_way()
     listeners = Listeners()
     link = RemoteEngine(folder, index, args.api_server_count, engine_args.seed, listeners)
     ready = link.wait_until_ready()
@@ -43,3 +48,9 @@ def run_front(
         return run_app(client, bound, engine_args, args, greets=greets, peers=peers)
     finally:
         client.shutdown()
+
+
+def _give_way() -> None:
+    """Lets the engine go first where cores are short: this thread and those that it starts."""
+    if sys.platform == "linux":  # elsewhere it would concern the whole process, and an engine that is started again
+        os.setpriority(os.PRIO_PROCESS, 0, min(os.getpriority(os.PRIO_PROCESS, 0) + _PRIORITY, 19))

@@ -123,13 +123,13 @@ def test_wait_needs_nobody_to_read_what_it_waits_for(scripted):
     llm, _ = scripted(endless)
 
     async def main() -> int:
-        count = 0
-        async for _ in llm.stream("xa", SamplingParams(max_tokens=50)):
-            count += 1
-            if count == 1:
+        num_tokens = 0
+        async for delta in llm.stream("xa", SamplingParams(max_tokens=50)):
+            if num_tokens == 0:
                 await llm.pause_generation(mode="wait")
+            num_tokens += len(delta.token_ids)  # all others come at once: nobody read them meanwhile
         await llm.resume_generation()
-        return count
+        return num_tokens
 
     assert run(main()) == 50
 

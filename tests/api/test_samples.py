@@ -107,7 +107,7 @@ def test_aborting_a_request_ends_all_its_samples(scripted):
     async def abort_early() -> Any:
         output = None
         async for output in llm.generate("xa", SamplingParams(n=3, max_tokens=900), request_id="mine"):
-            if len(output.outputs[2].token_ids) == 2:
+            if output.outputs[2].token_ids:
                 await llm.abort("mine")
         return output
 
