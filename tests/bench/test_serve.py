@@ -239,7 +239,7 @@ def test_requests_are_those_of_the_comparison_and_random_ones_share_the_prefix_t
         (["--workload", "W9"], "--workload='W9' is not known"),
         (["--workload", "W1", "--input-len", "5"], "--input-len=5 is given beside a workload"),
         (["--trace", "none.jsonl"], "cannot be read: No such file"),
-        (["--plot", "run.pdf"], "neither .svg nor .html"),
+        (["--plot", "run.pdf"], "neither .svg nor .html nor .png"),
         (["--output-json", "/no/run.json"], "there is no folder /no"),
         (["--header", "Auth"], "header: 'Auth' is not KEY=VALUE"),
         (["--metric-percentiles", "101"], "are not numbers from 0 to 100"),
