@@ -47,6 +47,8 @@ def print_run(figures: ServeFigures, args: ServeBenchArgs) -> None:
         print(f"{name:18}{value}")
     for error, count in sorted(f.errors.items(), key=lambda item: -item[1])[:_MOST_ERRORS]:
         print(f"{'failed':18}{count:,} x {error}")
+    if not f.num_completed:
+        return
     print()
     percentiles = args.percentiles()
     header = ["ms", "mean", *(f"p{percent:g}" for percent in percentiles)]

@@ -154,7 +154,7 @@ def test_words_are_sent_to_the_chat_route_and_other_fields_with_them(stub, capsy
     ("breaks", "said"),
     [
         ("error", "2 x the answer broke off: the step failed"),
-        ("cut", "2 x RemoteProtocolError"),
+        ("cut", "2 x the connection ended before the answer was whole"),
         ("busy", "2 x HTTP 429: too many requests"),
     ],
 )
