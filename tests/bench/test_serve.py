@@ -124,8 +124,8 @@ def test_a_run_tells_tokens_times_and_goodput_as_the_server_gave_them(stub, caps
     assert (said["completed"], said["failed"]) == (8, 0)
     assert (said["total_input_tokens"], said["total_output_tokens"]) == (8 * 20, 8 * 5)
     assert (said["request_goodput"], said["model_id"]) == (0, "stub")
-    assert 20 <= said["median_ttft_ms"] < 200
-    assert 20 <= said["mean_tpot_ms"] < 200
+    assert 20 <= said["median_ttft_ms"] < 2000
+    assert 20 <= said["mean_tpot_ms"] < 2000
     assert said["mean_tpot_ms"] == pytest.approx(said["mean_itl_ms"])
     assert said["mean_e2el_ms"] == pytest.approx(said["mean_ttft_ms"] + 4 * said["mean_tpot_ms"])
     assert said["output_throughput"] == pytest.approx(40 / said["duration"])
