@@ -90,7 +90,7 @@ def test_every_field_of_both_dataclasses_is_a_flag_with_help(capsys: pytest.Capt
         (["serve", "-pp", "2"], "--pipeline-parallel-size=2 is not supported yet"),
         (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice=True is not supported yet"),
         (["serve", "--ssl-keyfile", "key.pem"], "HTTPS needs --ssl-certfile"),
-        (["sevre"], "there is no command 'sevre'; there are: serve, chat, complete, bench, compile, convert,"),
+        (["sevre"], "there is no command 'sevre'; there are: serve, chat, complete, run-batch, bench, compile,"),
         (["bench", "speed"], "there is no command 'bench speed'; there are: throughput, latency"),
         (["serve", "--help=max-num-sequence"], "did you mean --help=max-num-seqs?"),
         (["serve", "--config"], "--config: expected the path of a YAML file"),
@@ -194,7 +194,7 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]):
         assert f"  {name} " in text
         assert command.help in text
     assert run(["bench"]) == 0
-    assert "serve" not in capsys.readouterr().out
+    assert "collect-env" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -35,9 +35,9 @@ def run(values: dict[str, Any]) -> int:
         InputError: a mistake of the user's.
     """
     args = ServeBenchArgs(**values)
-    from jaxllm.planning.svg import check_file
+    from jaxllm.planning.png import check_picture
 
-    check_file("plot", args.plot, (".svg", ".html"))
+    check_picture("plot", args.plot)
     date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     check_writable("output_json", args.result_file("model", date))
     _allow_many_connections()

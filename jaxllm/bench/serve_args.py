@@ -72,7 +72,9 @@ class ServeBenchArgs:
     result_dir: str = flag(".", "folder of --save-result")
     result_filename: str | None = flag(None, "name of the file of --save-result; default: made of rate, model and time")
     save_detailed: bool = flag(False, "write every request's times to that file too")
-    plot: str | None = flag(None, "charts to write, .svg or .html: times over the run, and how they are spread")
+    plot: str | None = flag(
+        None, "charts to write, .svg, .html or (with matplotlib) .png: times over the run, and how they are spread"
+    )
 
     def __post_init__(self) -> None:
         self._check_server()

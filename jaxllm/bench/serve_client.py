@@ -1,9 +1,10 @@
 """A server with OpenAI's API, asked with streams: one request -> when its pieces came. Knows HTTP; no figures."""
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from jaxllm.bench.http_stream import HttpError, HttpStreams
 from jaxllm.bench.serve_args import BACKENDS, ServeBenchArgs
 from jaxllm.bench.workloads import WorkloadRequest
 from jaxllm.config.errors import InputError
@@ -68,37 +70,35 @@ async def connect(args: ServeBenchArgs) -> AsyncIterator["Server"]:
         InputError: the server does not answer, or serves nothing of that kind.
     """
     key = args.api_key or os.environ.get("OPENAI_API_KEY")
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}) | args.headers()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(args.timeout, connect=60.0)
-    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout) as http:
+    headers = ({"Authorization": f"Bearer {key}"} if key else {}) | args.headers()
+    async with httpx.AsyncClient(headers=headers, timeout=60.0) as http:
         await _wait_until_ready(http, args)
-        yield Server(http, args, args.model or await _first_model(http, args))
+        model = args.model or await _first_model(http, args)
+    headers |= {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    with contextlib.closing(HttpStreams(args.url, headers, args.timeout)) as streams:
+        yield Server(streams, args, model)
 
 
 class Server:
     """Sends requests to one route of a server."""
 
-    def __init__(self, http: httpx.AsyncClient, args: ServeBenchArgs, model: str):
+    def __init__(self, streams: HttpStreams, args: ServeBenchArgs, model: str):
         self.model = model
-        self._http = http
+        self._streams = streams
         self._args = args
         self._is_chat = BACKENDS[args.backend].endswith("chat/completions")
 
     async def send(self, request: WorkloadRequest, planned: float, began: float) -> Record:
         """Streams one answer. What goes wrong stands in the record."""
         content = msgspec.json.encode(self._body(request))
-        headers = {"Content-Type": "application/json"}
         record = Record(sent=time.perf_counter() - began, planned=planned, num_prompt_tokens=len(request.prompt))
+        answer = _Answer(record, began)
         try:
-            async with self._http.stream("POST", self._args.url, content=content, headers=headers) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    record.error = f"HTTP {response.status_code}: {_said(response)}"
-                else:
-                    record.error = await _follow(response, record, began)
-        except httpx.HTTPError as error:
-            record.error = f"{type(error).__name__}: {error}".rstrip(": ")
+            status, refusal = await self._streams.post(content, answer.take)
+        except HttpError as error:
+            record.error = answer.error or str(error)
+        else:
+            record.error = answer.end() if status == 200 else f"HTTP {status}: {_said(refusal)}"
         return record
 
     async def fitting_vocabulary(self, size: int) -> int:
@@ -136,47 +136,54 @@ class Server:
         return not self._is_chat
 
 
-async def _follow(response: httpx.Response, record: Record, began: float) -> str | None:
-    """Notes when pieces of output come; gives what went wrong."""
-    usage = None
-    async for data, came in _events(response):
-        if data == b"[DONE]":
-            break
-        try:
-            chunk = _decode(data)
-        except msgspec.MsgspecError as error:
-            return f"the stream has an event that is no chunk of an answer: {error}"
-        if chunk.error is not None:
-            said = chunk.error.get("message", chunk.error) if isinstance(chunk.error, dict) else chunk.error
-            return f"the answer broke off: {_one_line(said)}"
-        usage = chunk.usage or usage
-        if any(map(_has_output, chunk.choices)):
-            record.times.append(came - began)
-    else:
-        return "the connection ended before the answer was whole"
-    if not record.times:
-        return "the answer has no output"
-    record.num_output_tokens = len(record.times)
-    if usage is not None:
-        record.num_output_tokens = usage.completion_tokens or len(record.times)
-        record.num_prompt_tokens = usage.prompt_tokens or record.num_prompt_tokens
-    return None
+class _Answer:
+    """Reads the events of one answer as their bytes come."""
+
+    def __init__(self, record: Record, began: float):
+        self.error: str | None = None
+        self._record = record
+        self._began = began
+        self._rest = b""
+        self._usage: _Usage | None = None
+        self._is_whole = False
+
+    def take(self, data: bytes, came: float) -> None:
+        """Notes when output comes, its usage, and what went wrong."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            line = line[5:].strip()
+            if line == b"[DONE]":
+                self._is_whole = True
+                continue
+            try:
+                chunk = _decode(line)
+            except msgspec.MsgspecError as error:
+                self.error = self.error or f"the stream has an event that is no chunk of an answer: {error}"
+                continue
+            if chunk.error is not None:
+                self.error = self.error or f"the answer broke off: {_message(chunk.error)}"
+            self._usage = chunk.usage or self._usage
+            if any(map(_has_output, chunk.choices)):
+                self._record.times.append(came - self._began)
+
+    def end(self) -> str | None:
+        """Counts the tokens of a whole answer; else gives what went wrong."""
+        record, usage = self._record, self._usage
+        if self.error is not None or not self._is_whole or not record.times:
+            broken = "the answer has no output" if self._is_whole else "the stream ended before the answer was whole"
+            return self.error or broken
+        record.num_output_tokens = len(record.times)
+        if usage is not None:
+            record.num_output_tokens = usage.completion_tokens or len(record.times)
+            record.num_prompt_tokens = usage.prompt_tokens or record.num_prompt_tokens
+        return None
 
 
 def _has_output(choice: _Choice) -> bool:
     delta = choice.delta
     return bool(choice.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)))
-
-
-async def _events(response: httpx.Response) -> AsyncGenerator[tuple[bytes, float]]:
-    """Yields the data of each server-sent event and when it came."""
-    rest = b""
-    async for piece in response.aiter_raw():
-        came = time.perf_counter()
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip(), came
 
 
 async def _wait_until_ready(http: httpx.AsyncClient, args: ServeBenchArgs) -> None:
@@ -186,7 +193,7 @@ async def _wait_until_ready(http: httpx.AsyncClient, args: ServeBenchArgs) -> No
             response = await http.get(f"{args.root}/v1/models")
             if response.status_code < 500:
                 return
-            cause = f"answers {response.status_code}: {_said(response)}"
+            cause = f"answers {response.status_code}: {_said(response.content)}"
         except httpx.HTTPError as error:
             cause = f"cannot be reached ({type(error).__name__}: {error})".replace(": )", ")")
         if time.monotonic() > deadline:
@@ -203,18 +210,21 @@ async def _first_model(http: httpx.AsyncClient, args: ServeBenchArgs) -> str:
     except (ValueError, KeyError, TypeError):
         names = []
     if not names:
-        said = "" if response.is_success else f" (it answers {response.status_code}: {_said(response)})"
+        said = "" if response.is_success else f" (it answers {response.status_code}: {_said(response.content)})"
         raise InputError(f"{args.root}/v1/models lists no model{said}: name one with model=")
     return names[0]
 
 
-def _said(response: httpx.Response) -> str:
+def _said(content: bytes) -> str:
     """The message of OpenAI's error, or what stands in its place."""
     try:
-        body = response.json()
-    except ValueError:
-        return response.reason_phrase or _one_line(response.text)
-    error = body.get("error", body) if isinstance(body, dict) else body
+        body = msgspec.json.decode(content)
+    except msgspec.MsgspecError:
+        return _one_line(content.decode(errors="replace"))
+    return _message(body.get("error", body) if isinstance(body, dict) else body)
+
+
+def _message(error: object) -> str:
     return _one_line(error.get("message") or error.get("detail") or error if isinstance(error, dict) else error)
 
 

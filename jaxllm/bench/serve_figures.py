@@ -1,5 +1,6 @@
 """Records of requests -> figures. Knows times and counts; sends nothing, prints nothing."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,8 +93,8 @@ def draw_figures(
     for name, target in targets.items():
         good &= measured[name] <= target
     duration = max([record.times[-1] for record in whole], default=0.0)
-    # A request that waits for another to end is not late, it is held back.
-    late = [] if max_concurrency else [record.sent - record.planned for record in records]
+    # A request that waits for another to end is not late, it is held back; those of no rate come as they can.
+    late = [] if max_concurrency or rate == math.inf else [record.sent - record.planned for record in records]
     return ServeFigures(
         num_requests=len(records),
         num_good=int(good.sum()),

@@ -13,6 +13,7 @@ from jaxllm.bench.serve_args import ServeBenchArgs
 from jaxllm.bench.serve_client import Record
 from jaxllm.bench.serve_figures import ServeFigures, Times, tokens_by_second, under_way
 from jaxllm.bench.serve_search import Found
+from jaxllm.planning.png import is_png, write_png
 from jaxllm.planning.svg import Chart, Curve, page, stacked
 
 _NAMES = {
@@ -46,6 +47,8 @@ def print_run(figures: ServeFigures, args: ServeBenchArgs) -> None:
         print(f"{name:18}{value}")
     for error, count in sorted(f.errors.items(), key=lambda item: -item[1])[:_MOST_ERRORS]:
         print(f"{'failed':18}{count:,} x {error}")
+    if not f.num_completed:
+        return
     print()
     percentiles = args.percentiles()
     header = ["ms", "mean", *(f"p{percent:g}" for percent in percentiles)]
@@ -184,6 +187,9 @@ def search_charts(found: Found, args: ServeBenchArgs) -> list[Chart]:
 
 def write_charts(file: str, title: str, charts: Sequence[Chart]) -> None:
     """Writes the charts below each other; an .html file is a page with them."""
+    if is_png(file):
+        write_png(file, charts)
+        return
     path, svg = Path(file).expanduser(), stacked(charts)
     shown = f'<div style="{_PAGE}"><h1>{escape(title)}</h1>{svg}</div>'
     path.write_text(page(title, shown) if path.suffix.lower() == ".html" else svg)

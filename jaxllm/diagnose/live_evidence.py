@@ -17,6 +17,7 @@ from jaxllm.diagnose.evidence import Evidence
 _INTERVAL = 0.25  # seconds between two readings
 _FULL = 0.9  # of the KV pool
 _RANKS = "_ranks"
+_RUNNING = "num_requests_running"
 
 Reading = Mapping[str, float]  # by name, summed over labels
 
@@ -98,6 +99,8 @@ def evidence_between(first: Reading, last: Reading, looks: list[Gauges], seconds
 def parse(text: str) -> Reading:
     """Reads Prometheus' text. Series of one name are summed; `_ranks` counts those of the engine's gauges.
 
+    Whatever stands before vLLM's names there (--metrics-prefix), here they begin with vllm:.
+
     Raises:
         ValueError: it is none.
     """
@@ -105,11 +108,14 @@ def parse(text: str) -> Reading:
 
     found: dict[str, float] = {}
     ranks = 0
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if not sample.name.endswith("_bucket"):
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
-                ranks += sample.name == "vllm:num_requests_running"
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    known = next((sample.name for sample in samples if sample.name.endswith(_RUNNING)), _RUNNING)
+    prefix = known.removesuffix(_RUNNING)
+    for sample in samples:
+        if not sample.name.endswith("_bucket"):
+            name = "vllm:" + sample.name[len(prefix) :] if sample.name.startswith(prefix) else sample.name
+            found[name] = found.get(name, 0.0) + sample.value
+            ranks += name == "vllm:" + _RUNNING
     return found | {_RANKS: max(ranks, 1)}
 
 

@@ -37,7 +37,9 @@ class PlanArgs:
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16; auto is the model's 16-bit type")
     kv_cache_dtype: str = flag("auto", "auto (the model's dtype), fp8, bfloat16, float16 or float32")
     json: str | None = flag(None, "file to write the whole plan to")
-    plot: str | None = flag(None, "picture to write, .svg or .html: throughput against latency, a curve per shape")
+    plot: str | None = flag(
+        None, "picture to write, .svg, .html or (with matplotlib) .png: throughput against latency, a curve per shape"
+    )
 
 
 def add_flags(parser: OptionParser) -> None:

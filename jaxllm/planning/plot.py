@@ -6,20 +6,24 @@ Each curve's points are batches; the circle is the batch that was chosen. Both a
 from pathlib import Path
 
 from jaxllm.mesh.planner import Candidate, Plan
-from jaxllm.planning.svg import Chart, Curve, check_file, draw, page
+from jaxllm.planning.png import check_picture, is_png, write_png
+from jaxllm.planning.svg import Chart, Curve, draw, page
 
 
 def check_plot(file: str | None) -> None:
     """Refuses a file that could not be drawn into, before anything is planned.
 
     Raises:
-        InputError: its folder does not exist, or it is of another kind.
+        InputError: its folder does not exist, it is of another kind, or matplotlib is wanted and not there.
     """
-    check_file("plot", file, (".svg", ".html"))
+    check_picture("plot", file)
 
 
 def write_plot(plan: Plan, file: str) -> None:
     """Draws the plan; an .html file is a page with nothing but the picture."""
+    if is_png(file):
+        write_png(file, [chart_of(plan)])
+        return
     path, svg = Path(file).expanduser(), draw(chart_of(plan))
     is_page = path.suffix.lower() == ".html"
     path.write_text(page(f"{plan.shape.name} on {plan.num_devices} x {plan.device.name}", svg) if is_page else svg)

@@ -61,7 +61,7 @@ def check_file(name: str, file: str | None, suffixes: Sequence[str]) -> None:
         return
     path = Path(file).expanduser()
     if path.suffix.lower() not in suffixes:
-        hint = " (a browser shows both and prints them)" if len(suffixes) > 1 else ""
+        hint = " (a browser shows .svg and .html, and prints them)" if len(suffixes) > 1 else ""
         said = f"neither {' nor '.join(suffixes)}" if len(suffixes) > 1 else f"no {suffixes[0]}"
         raise InputError(f"{name}={file!r} is {said}: name it so{hint}")
     check_writable(name, file)
@@ -124,9 +124,14 @@ class _LogAxis:
         return self.low <= math.log10(value) <= self.high
 
     def marks(self) -> list[float]:
-        """1, 2 and 5 of each power of ten."""
+        """1, 2 and 5 of each power of ten; equal steps where the axis is too short to hold three of them."""
         powers = range(math.floor(self.low), math.ceil(self.high) + 1)
-        return [step * 10.0**power for power in powers for step in (1, 2, 5) if self.holds(step * 10.0**power)]
+        found = [step * 10.0**power for power in powers for step in (1, 2, 5) if self.holds(step * 10.0**power)]
+        if len(found) > 2:
+            return found
+        low, high = 10**self.low, 10**self.high
+        step = _step(high - low)
+        return [round(i * step, 12) for i in range(math.ceil(low / step), int(high / step) + 1)]
 
 
 class _LinearAxis:
@@ -144,9 +149,14 @@ class _LinearAxis:
 
     def marks(self) -> list[float]:
         """Four to ten multiples of 1, 2 or 5 times a power of ten."""
-        power = 10.0 ** math.floor(math.log10(self.high))
-        step = next(part * power for part in (1, 0.5, 0.2, 0.1) if self.high / (part * power) >= 4)
+        step = _step(self.high)
         return [round(i * step, 12) for i in range(int(self.high / step) + 1)]
+
+
+def _step(length: float) -> float:
+    """1, 2 or 5 times a power of ten, of which four to ten make a length."""
+    power = 10.0 ** math.floor(math.log10(length))
+    return next(part * power for part in (1, 0.5, 0.2, 0.1) if length / (part * power) >= 4)
 
 
 type _Axis = _LogAxis | _LinearAxis

@@ -1,18 +1,16 @@
 """Figures -> charts, a page of them, a picture for a document. Knows what is shown; planning/svg.py draws."""
 
-import importlib
-import importlib.util
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from jaxllm.config.errors import InputError
+from jaxllm.planning.png import check_picture
 from jaxllm.planning.svg import Chart, Curve, check_file, draw, page
 from jaxllm.simulate.figures import Figures, Spread
 from jaxllm.simulate.sweep import Trial
 
 _STYLE = "font-family:sans-serif;max-width:980px;margin:24px auto"
-_CELL = "padding:2px 12px 2px 0;text-align:left"
+_CELL = "padding:2px 12px 2px 0;text-align:left;white-space:nowrap"
 
 
 def check_files(html: str | None, png: str | None) -> None:
@@ -22,9 +20,7 @@ def check_files(html: str | None, png: str | None) -> None:
         InputError: a file's name or folder is wrong, or matplotlib is wanted and not there.
     """
     check_file("html", html, (".html",))
-    check_file("png", png, (".png",))
-    if png is not None and importlib.util.find_spec("matplotlib") is None:
-        raise InputError("png needs matplotlib, which is not installed: install it, or write a page with html")
+    check_picture("png", png, (".png",))
 
 
 def charts_of(figures: Figures) -> list[Chart]:
@@ -82,24 +78,7 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>" for row in rows
     )
-    return f'<table style="margin:16px 0"><tr>{head}</tr>{body}</table>'
-
-
-def write_png(file: str, charts: Sequence[Chart]) -> None:
-    """Draws the charts below each other with matplotlib."""
-    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 3.6 * len(charts)), layout="constrained")
-    for axes, chart in zip(figure.subplots(len(charts), squeeze=False)[:, 0], charts, strict=True):
-        for curve in chart.curves:
-            marker = "o" if curve.tips else None
-            axes.plot(*zip(*curve.points, strict=True), label=curve.label, marker=marker, markersize=3)
-        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
-        if chart.is_logarithmic:
-            axes.set(xscale="log", yscale="log")
-        else:
-            axes.set_ylim(bottom=0)
-        axes.legend()
-        axes.grid(alpha=0.3)
-    figure.savefig(Path(file).expanduser())
+    return f'<table style="margin:16px 0;font-size:13px"><tr>{head}</tr>{body}</table>'
 
 
 def _spread_chart(title: str, spreads: Sequence[tuple[str, Spread]]) -> Chart:

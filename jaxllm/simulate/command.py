@@ -127,6 +127,7 @@ def _refuse(args: SimulateArgs, beside: str, *names: str) -> None:
 
 
 def _simulate(args: SimulateArgs, subject: Any, options: Any, requests: Sequence[Any]) -> None:
+    from jaxllm.planning.png import write_png
     from jaxllm.simulate import charts, tables
     from jaxllm.simulate.call import mesh_of, simulate_on
 
@@ -143,10 +144,11 @@ def _simulate(args: SimulateArgs, subject: Any, options: Any, requests: Sequence
         shown += charts.html_table(tables.RANKS, tables.rank_rows(figures))
         charts.write_page(args.html, title, told, charts.charts_of(figures), shown)
     if args.png is not None:
-        charts.write_png(args.png, charts.charts_of(figures))
+        write_png(args.png, charts.charts_of(figures))
 
 
 def _sweep(args: SimulateArgs, subject: Any, options: Any, requests: Sequence[Any]) -> None:
+    from jaxllm.planning.png import write_png
     from jaxllm.simulate import charts, tables
     from jaxllm.simulate.sweep import Trial, sweep
 
@@ -167,7 +169,7 @@ def _sweep(args: SimulateArgs, subject: Any, options: Any, requests: Sequence[An
         shown = charts.html_table(tables.TRIALS, tables.trial_rows(trials))
         charts.write_page(args.html, title, tables.facts(subject), [charts.sweep_chart(trials, title)], shown)
     if args.png is not None:
-        charts.write_png(args.png, [charts.sweep_chart(trials, title)])
+        write_png(args.png, [charts.sweep_chart(trials, title)])
 
 
 def _numbers(name: str, given: tuple[str, ...]) -> list[int]:

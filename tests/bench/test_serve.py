@@ -124,8 +124,8 @@ def test_a_run_tells_tokens_times_and_goodput_as_the_server_gave_them(stub, caps
     assert (said["completed"], said["failed"]) == (8, 0)
     assert (said["total_input_tokens"], said["total_output_tokens"]) == (8 * 20, 8 * 5)
     assert (said["request_goodput"], said["model_id"]) == (0, "stub")
-    assert 20 <= said["median_ttft_ms"] < 200
-    assert 20 <= said["mean_tpot_ms"] < 200
+    assert 20 <= said["median_ttft_ms"] < 2000
+    assert 20 <= said["mean_tpot_ms"] < 2000
     assert said["mean_tpot_ms"] == pytest.approx(said["mean_itl_ms"])
     assert said["mean_e2el_ms"] == pytest.approx(said["mean_ttft_ms"] + 4 * said["mean_tpot_ms"])
     assert said["output_throughput"] == pytest.approx(40 / said["duration"])
@@ -154,7 +154,7 @@ def test_words_are_sent_to_the_chat_route_and_other_fields_with_them(stub, capsy
     ("breaks", "said"),
     [
         ("error", "2 x the answer broke off: the step failed"),
-        ("cut", "2 x RemoteProtocolError"),
+        ("cut", "2 x the connection ended before the answer was whole"),
         ("busy", "2 x HTTP 429: too many requests"),
     ],
 )
@@ -239,7 +239,7 @@ def test_requests_are_those_of_the_comparison_and_random_ones_share_the_prefix_t
         (["--workload", "W9"], "--workload='W9' is not known"),
         (["--workload", "W1", "--input-len", "5"], "--input-len=5 is given beside a workload"),
         (["--trace", "none.jsonl"], "cannot be read: No such file"),
-        (["--plot", "run.pdf"], "neither .svg nor .html"),
+        (["--plot", "run.pdf"], "neither .svg nor .html nor .png"),
         (["--output-json", "/no/run.json"], "there is no folder /no"),
         (["--header", "Auth"], "header: 'Auth' is not KEY=VALUE"),
         (["--metric-percentiles", "101"], "are not numbers from 0 to 100"),

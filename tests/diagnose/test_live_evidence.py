@@ -49,6 +49,17 @@ def seen(server, gap=0.01):
     return evidence_between(first, last, [gauges_of(first), gauges_of(last)], 1.0, "server")
 
 
+def test_a_reading_is_the_same_whatever_stands_before_vllms_names():
+    server = Server(20, 30, 0.98, ranks=2)
+    server.give_tokens(3, 0.01)
+    plain = parse(server.text())
+    for prefix in ("our:", ""):
+        server.registry = make_registry(lambda: server.books.read("model", server.stats), prefix)
+        assert {name: parse(server.text())[name] for name in plain if not name.startswith("jaxllm:")} == {
+            name: value for name, value in plain.items() if not name.startswith("jaxllm:")
+        }
+
+
 def test_an_idle_server_has_no_limit():
     evidence = seen(Server())
     assert (evidence.running, evidence.busy, evidence.output_rate) == (0.0, 0.0, 0.0)

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import subprocess
 import sys
@@ -89,14 +90,17 @@ def test_a_shape_that_does_not_fit_is_exit_code_1(capsys):
         (["smollm2"], "devices is missing"),
         (["smollm2", "--devices", "8xTPU"], "'TPU' is not described; there are A100-80G, H100, H200, L40S"),
         (["smollm2", "--devices", "0xH200"], "is not understood"),
-        (["smollm2", "--devices", "H200", "--plot", "plan.png"], "is neither .svg nor .html"),
+        (["smollm2", "--devices", "H200", "--plot", "plan.pdf"], "is neither .svg nor .html nor .png"),
+        (["smollm2", "--devices", "H200", "--plot", "plan.png"], "install it, or name the file .svg or .html"),
         (["smollm2", "--devices", "H200", "--tpot-ms", "0"], "--tpot-ms must be above 0"),
         (["smollm2", "--devices", "H200", "--block-size", "5"], "--block-size must be one of"),
         (["smollm2", "--devices", "H200", "--input-len", "9000"], "beyond the model's 8,192 positions"),
         (["nosuch", "--devices", "H200"], "is neither a folder nor a file here"),
     ],
 )
-def test_a_mistake_is_one_line(capsys, arguments, said):
+def test_a_mistake_is_one_line(capsys, monkeypatch, arguments, said):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else find(name))
     code, _, err = called(capsys, *arguments)
     assert code == 2
     assert err.count("\n") == 1

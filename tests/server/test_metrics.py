@@ -1,4 +1,5 @@
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -197,3 +198,25 @@ def test_every_metric_adds_up_to_what_the_clients_were_given(app: Any):
     assert seen["iteration_tokens_total_sum"] == seen["jaxllm:step_tokens_total"]
     assert seen["iteration_tokens_total_count"] == app.llm.stats.num_steps
     assert (seen["num_preemptions_total"], seen["kv_cache_usage_perc"], seen["num_requests_running"]) == (0, 0, 0)
+
+
+def test_preempted_requests_count_their_tokens_once_and_the_pool_is_told_block_for_block(app: Any):
+    pool = app.llm._built.engine.scheduler._kv.pool
+    held = pool.lend(88)  # of 128: what is left holds 320 tokens
+    body = {"max_tokens": 90, "temperature": 0}
+    with ThreadPoolExecutor(8) as pool_of_clients:
+        answers = list(pool_of_clients.map(lambda i: app.post("completions", {**body, "prompt": f"{i}bcd"}), range(8)))
+    usages = [answer.json()["usage"] for answer in answers]
+    app.wait_for(lambda: app.llm.stats.running == 0)
+    seen = app.metrics()
+    assert [usage["completion_tokens"] for usage in usages] == [90] * 8
+    assert seen["num_preemptions_total"] == app.llm.stats.num_preemptions > 0
+    assert seen["generation_tokens_total"] == seen["request_generation_tokens_sum"] == 8 * 90
+    assert seen["prompt_tokens_total"] == seen["prefix_cache_queries_total"] == 8 * 4
+    assert seen["prefix_cache_hits_total"] == seen["prompt_tokens_cached_total"] == 0
+    assert seen["time_to_first_token_seconds_count"] == seen["request_success_total[length]"] == 8
+    assert seen["inter_token_latency_seconds_count"] == 8 * 89
+    assert seen["jaxllm:step_tokens_total"] >= 8 * (4 + 90 - 1) + app.llm.stats.num_recomputed_tokens
+    assert app.llm.stats.num_recomputed_tokens > 0
+    assert seen["kv_cache_usage_perc"] == pytest.approx(88 / 128)
+    pool.give_back(held)
