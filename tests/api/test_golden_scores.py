@@ -96,11 +96,13 @@ def test_a_beam_search_finds_what_trying_everything_finds_and_its_forks_share_bl
     prompt = [(3 + 5 * i) % 250 for i in range(4 * BLOCK)]
     width, steps = 3, 3
     beams: list[tuple[list[int], float]] = [(prompt, 0.0)]
-    for _ in range(steps):  # the same search over the engine's scores of every possible token
+    for _ in range(steps):  # the same search over the engine's log-probabilities of every possible token
         forks = []
-        for tokens, total in beams:
-            scores = llm.score([tokens], [[token] for token in range(llm.vocab_size)])
-            forks += [([*tokens, token], total + score.total) for token, score in enumerate(scores)]
+        prompts = [tokens for tokens, _ in beams]
+        outputs = llm.generate(prompts, greedy(max_tokens=1, logprobs=-1), use_tqdm=False)
+        for (tokens, total), output in zip(beams, outputs, strict=True):
+            (position,) = output.outputs[0].logprobs or ()
+            forks += [([*tokens, token], total + position[token].logprob) for token in range(llm.vocab_size)]
         beams = sorted(forks, key=lambda fork: fork[1], reverse=True)[:width]
     llm.reset_prefix_cache()
     before = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}

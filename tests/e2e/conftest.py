@@ -63,18 +63,19 @@ class Driver:
                 self.errors[update.request_id] = update.error
 
 
-@contextmanager
-def running_engine(family: str, **options: Any) -> Iterator[Driver]:
-    args = engine_args({"model": str(GOLDEN / family), "dtype": "float32", "enforce_eager": True, **options})
-    built = build_engine(args, find_model(args))
-    try:
-        yield Driver(built)
-    finally:
-        built.close()
-
-
 @pytest.fixture(scope="session")
-def engine_of():
+def engine_of(pad_to_the_largest):
+    @contextmanager
+    def running_engine(family: str, *, few_shapes: bool = False, **options: Any) -> Iterator[Driver]:
+        args = engine_args({"model": str(GOLDEN / family), "dtype": "float32", "enforce_eager": True, **options})
+        built = build_engine(args, find_model(args))
+        if few_shapes:
+            pad_to_the_largest(built)
+        try:
+            yield Driver(built)
+        finally:
+            built.close()
+
     return running_engine
 
 

@@ -11,12 +11,10 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 SHAPES = ((1, 2), (2, 1), (2, 2), (1, 4), (4, 2), (2, 4))
 
 # A run is a model on one shape. Greedy cases come several times, so that they find each other's prefixes and that every
-# pool runs short; sampled ones have seeds, filters and penalties. Most of the time is compiling: hence two rows, and
-# LLVM's optimisations off.
+# pool runs short; sampled ones have seeds, filters and penalties. Most of the time is compiling: hence two rows.
 ON_MESHES = """
-import json, os, sys
+import json, sys
 from pathlib import Path
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 from jaxllm import SamplingParams
 from jaxllm.config.engine_args import engine_args
 from jaxllm.engine.build import build_engine

@@ -5,8 +5,7 @@ import json
 import pytest
 
 COLLECTIVES = """
-import json, os, sys
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # it is the program that counts, not its code
+import json, sys
 from jaxllm.bench.collectives import collectives
 from jaxllm.config.engine_args import engine_args
 from jaxllm.engine.buckets import StepShape

@@ -5,8 +5,7 @@ import json
 import pytest
 
 ANSWERS = """
-import json, os, sys
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # most of the time is compiling
+import json, sys
 from jaxllm import LLM, SamplingParams
 
 prompts = json.loads(sys.argv[2])
