@@ -98,7 +98,7 @@ def test_aiperf_has_its_stream_with_usage_under_the_name_that_it_gave(server: tu
 
 def test_openais_client_and_curl_need_their_key(server: tuple[Any, httpx.Client, Path], certificate: tuple[str, str]):
     process, _, _ = server
-    trusting = httpx.Client(verify=ssl.create_default_context(cafile=certificate[0]))
+    trusting: Any = httpx.Client(verify=ssl.create_default_context(cafile=certificate[0]))
     settings: Any = {"model": "smollm2", "prompt": QUESTION, "max_tokens": 1, "temperature": 0}
     with openai.OpenAI(base_url=f"{process.url}/v1", api_key="other", http_client=trusting, max_retries=0) as known:
         assert known.completions.create(**settings).choices[0].text == " Paris"
