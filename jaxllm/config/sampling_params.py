@@ -201,10 +201,10 @@ _INTEGERS: dict[str, tuple[float, float]] = {
     "top_k": (-1, 2**31 - 1),  # the device has 32 bits for it
     "seed": (-(2**63), 2**64 - 1),
     "max_tokens": (1, math.inf),
-    "min_tokens": (0, math.inf),
+    "min_tokens": (0, 2**31 - 1),
     "logprobs": (-1, math.inf),
     "prompt_logprobs": (-1, math.inf),
-    "prompt_logprob_start": (0, math.inf),
+    "prompt_logprob_start": (0, 2**31 - 1),
 }
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 _ABOVE_ZERO = ("top_p", "repetition_penalty")

@@ -24,7 +24,6 @@ NOT_BUILT_IN_SERVER: dict[str, object] = {
     "enable_per_request_metrics": False,
     "tokens_only": False,
     "enable_log_deltas": False,
-    "log_config_file": None,
     "fingerprint_mode": None,
     "fingerprint_value": None,
 }
@@ -69,6 +68,7 @@ class ServerArgs:
     enable_request_id_headers: bool = flag(False, "answer with a header X-Request-Id: the client's, or a new one")
     disable_fastapi_docs: bool = flag(False, "no /docs, /redoc and /openapi.json")
     log_format: str = flag("text", "log lines as text, or as json: one object a line")
+    log_config_file: str | None = flag(None, "JSON file for logging.config.dictConfig, instead of --log-format")
     uvicorn_log_level: str = flag("info", f"how much of the HTTP side is logged: {', '.join(UVICORN_LOG_LEVELS)}")
     disable_uvicorn_access_log: bool = flag(False, "no log line per HTTP request")
     metrics_prefix: str = flag("vllm:", "what the names of vLLM's metrics begin with on /metrics")

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API over AsyncLLM. Knows HTTP and JSON; no scheduling, no arrays."""
+"""OpenAI's HTTP API over an EngineClient. Knows HTTP and JSON; no scheduling, no arrays."""

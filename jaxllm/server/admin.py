@@ -7,7 +7,7 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
 from jaxllm import __version__
-from jaxllm.api.async_llm import PauseMode
+from jaxllm.api.engine_client import PauseMode
 from jaxllm.server.errors import ApiError
 from jaxllm.server.state import Api, json_response
 
@@ -73,7 +73,6 @@ def add_admin_routes(app: FastAPI, api: Api) -> None:
 def _add_pause_routes(app: FastAPI, api: Api) -> None:
     async def pause(mode: PauseMode, clear_cache: bool) -> Response:
         await api.llm.pause_generation(mode, clear_cache)
-        api.is_paused = True
         return json_response({"status": "paused"})
 
     @app.post("/pause")
@@ -88,7 +87,6 @@ def _add_pause_routes(app: FastAPI, api: Api) -> None:
     @app.post("/continue_generation")
     async def resume() -> Response:
         await api.llm.resume_generation()
-        api.is_paused = False
         return json_response({"status": "resumed"})
 
     @app.get("/is_paused")

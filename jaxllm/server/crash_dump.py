@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class CrashDumps:
         if self._directory is None or time.monotonic() - self._last < _LEAST_SECONDS_BETWEEN:
             return None
         self._last = time.monotonic()
-        path = self._directory / f"jaxllm-crash-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        path = self._directory / f"jaxllm-crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
         records = [dataclasses.asdict(record) for record in self._in_flight.remembered()]
         told = {
             "time": time.time(),

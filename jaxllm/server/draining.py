@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
 _AFTER_ABORT = 5.0  # seconds in which aborted requests may send their last words
+_TICK = 0.5  # seconds between two looks at connections that are to close
 
 
 class DrainingServer(uvicorn.Server):
@@ -45,11 +47,12 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logger.info("stopping: running requests have %g s to end", self._drain_seconds)
-        deadline = asyncio.create_task(self._abort_late())
+        tasks = [asyncio.create_task(self._abort_late()), asyncio.create_task(self._cut_idle_connections())]
         try:
             await super().shutdown(sockets)
         finally:
-            deadline.cancel()
+            for task in tasks:
+                task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -69,8 +72,25 @@ class DrainingServer(uvicorn.Server):
             os._exit(INTERRUPTED)  # a step may hang on the device, so nothing is waited for
         self.should_exit = True
 
+    async def _cut_idle_connections(self) -> None:
+        """Cuts connections that have nothing left to send: over TLS, asyncio waits 30 s for a client's goodbye."""
+        idle: set[Any] = set()
+        while True:
+            await asyncio.sleep(_TICK)
+            still = {connection for connection in self.server_state.connections if _has_said_all(connection)}
+            for connection in idle & still:
+                connection.transport.abort()
+            idle = still
+
     async def _abort_late(self) -> None:
         await asyncio.sleep(self._drain_seconds)
         num_aborted = await self._abort_all()
         if num_aborted:
             logger.warning("aborted %d request(s) that still ran after %g s", num_aborted, self._drain_seconds)
+
+
+def _has_said_all(connection: Any) -> bool:
+    """Says of one of uvicorn's connections that no request runs on it and that all is sent."""
+    cycle, transport = connection.cycle, connection.transport
+    is_done = cycle is None or cycle.response_complete
+    return is_done and transport is not None and not transport.get_write_buffer_size()

@@ -36,7 +36,7 @@ def add_probe_routes(app: FastAPI, api: Api) -> None:
     async def ready() -> Response:
         try:
             api.check_health()
-            if api.is_paused:
+            if await api.is_paused():
                 raise ApiError("generation is paused", status=503, code="paused")
             api.check_room()
         except (EngineDeadError, ApiError) as error:

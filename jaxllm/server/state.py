@@ -1,5 +1,6 @@
 """What all routes of one app share: the engine, its names, its books. Knows no route."""
 
+import asyncio
 import time
 
 import msgspec
@@ -21,6 +22,7 @@ from jaxllm.server.request_ids import is_request_id
 from jaxllm.server.request_log import RequestLog
 from jaxllm.server.terms import Terms
 
+_LONGEST_QUESTION = 1.0  # seconds; a step may take longer, and a probe does not wait that long
 TIMEOUT_HEADER = "X-Request-Timeout"
 
 
@@ -33,7 +35,6 @@ class Api:
         self.args = args
         self.names = args.model_names(model)
         self.started = int(time.time())
-        self.is_paused = False
         add_others = list if peers is None else peers.add
         read = llm.books.read
         self.registry = make_registry(lambda: add_others(read(self.names[0], llm.stats)), args.metrics_prefix)
@@ -59,6 +60,13 @@ class Api:
         except EngineDeadError as error:
             self.dumps.write(error)
             raise
+
+    async def is_paused(self) -> bool:
+        """Says whether generation is paused; an engine that is too busy to say is not."""
+        try:
+            return await asyncio.wait_for(self.llm.is_paused(), _LONGEST_QUESTION)
+        except TimeoutError:
+            return False
 
     def unknown_model(self, name: str) -> ApiError:
         served = ", ".join(repr(each) for each in self.names)

@@ -275,7 +275,7 @@ class ServeProcess:
             piece = os.read(self.process.stdout.fileno(), 4096) if ready else b""  # unbuffered, as select sees it
             assert piece, f"the server did not start: {self.read_log()}"
             self.greeting += piece.decode()
-        self.url = next(word for word in self.greeting.split() if word.startswith("http://"))
+        self.url = next(word for word in self.greeting.split() if word.startswith(("http://", "https://")))
         return self
 
     def read_log(self) -> str:
@@ -327,3 +327,9 @@ def start_smollm2() -> Iterator[Callable[..., ServeProcess]]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture(scope="session")
+def serve_process() -> Callable[..., ServeProcess]:
+    """Gives a function from flags to a server, which the caller waits for and closes."""
+    return lambda *flags: ServeProcess(*SMALL, *flags)

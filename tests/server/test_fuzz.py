@@ -17,7 +17,11 @@ from jaxllm.server.tokenize import DetokenizeRequest, TokenizeRequest
 from jaxllm.server.tokens_in_out import CLIENT_FIELDS, GenerateRequest
 
 QUICK = settings(
-    deadline=None, derandomize=True, max_examples=60, database=None, suppress_health_check=list(HealthCheck)
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 SECONDS = 10.0  # a request that takes longer hangs
 BODIES = {

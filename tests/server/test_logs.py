@@ -1,6 +1,10 @@
 import json
 import logging
+from pathlib import Path
 
+import pytest
+
+from jaxllm.config.errors import InputError
 from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.logs import JsonFormatter, accessed_path, set_up_logging
 
@@ -39,3 +43,18 @@ def test_access_lines_of_some_paths_are_left_out():
         assert logger.filter(record("anything else"))
     finally:
         logger.filters = before
+
+
+def test_a_file_may_configure_logging_and_one_that_cannot_is_told(tmp_path: Path):
+    file = tmp_path / "logging.json"
+    name = "jaxllm.tests.configured"
+    told = {"version": 1, "disable_existing_loggers": False, "loggers": {name: {"level": "ERROR"}}}
+    file.write_text(json.dumps(told))
+    set_up_logging(ServerArgs(log_config_file=str(file)))
+    assert logging.getLogger(name).level == logging.ERROR
+    for content in ("{", "[]", "{}", '{"version": 1, "handlers": {"x": {"class": "no.such.Handler"}}}'):
+        file.write_text(content)
+        with pytest.raises(InputError, match=r"log_config_file='.*' cannot configure logging: "):
+            set_up_logging(ServerArgs(log_config_file=str(file)))
+    with pytest.raises(InputError, match="No such file"):
+        set_up_logging(ServerArgs(log_config_file=str(tmp_path / "none")))

@@ -184,6 +184,8 @@ def test_a_paused_server_is_alive_but_not_ready(served: Any):
     assert served.client.get("/is_paused").json() == {"is_paused": True}
     assert "paused" in refusal(served.client.get("/ready"), 503)
     assert [served.client.get(path).status_code for path in ("/live", "/health", "/ping")] == [200] * 3
+    waiting = served.client.post("/v1/completions", json={"prompt": "ab", "timeout": 0.2})
+    assert "time was over" in refusal(waiting, 504)
     assert "paused already" in refusal(served.client.post("/pause?mode=wait"), 400)
     assert served.client.post("/resume").json() == {"status": "resumed"}
     for mode in ("in_place", "retract", "abort"):
