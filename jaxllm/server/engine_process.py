@@ -23,7 +23,7 @@ from jaxllm.engine.fronts import Fronts
 from jaxllm.engine.loop import EngineLoop
 from jaxllm.engine.wire import Ready, plain_limits
 from jaxllm.server.child_process import Parent, as_fields
-from jaxllm.server.serve import set_up_logging
+from jaxllm.server.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 

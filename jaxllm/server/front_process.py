@@ -12,7 +12,7 @@ from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.child_process import Parent, as_fields
 from jaxllm.server.front import run_front
-from jaxllm.server.serve import set_up_logging
+from jaxllm.server.logs import set_up_logging
 
 
 def main() -> int:

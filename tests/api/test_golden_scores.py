@@ -101,8 +101,9 @@ def test_a_beam_search_finds_what_trying_everything_finds_and_its_forks_share_bl
         prompts = [tokens for tokens, _ in beams]
         outputs = llm.generate(prompts, greedy(max_tokens=1, logprobs=-1), use_tqdm=False)
         for (tokens, total), output in zip(beams, outputs, strict=True):
-            (position,) = output.outputs[0].logprobs or ()
-            forks += [([*tokens, token], total + position[token].logprob) for token in range(llm.vocab_size)]
+            logprobs = output.outputs[0].logprobs
+            assert logprobs is not None
+            forks += [([*tokens, token], total + logprobs[0][token].logprob) for token in range(llm.vocab_size)]
         beams = sorted(forks, key=lambda fork: fork[1], reverse=True)[:width]
     llm.reset_prefix_cache()
     before = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}

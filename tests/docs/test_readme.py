@@ -19,6 +19,6 @@ def test_the_two_commands_of_a_fresh_machine_stand_first():
 def test_the_curl_line_is_the_one_that_a_server_prints():
     args = ServerArgs()
     llm: Any = SimpleNamespace(get_tokenizer=lambda: SimpleNamespace(chat_template="{{ messages }}"))
-    printed = greeting(llm, args.model_names(DEFAULT_MODEL)[0], args.host, args.port)
+    printed = greeting(llm, args, args.model_names(DEFAULT_MODEL)[0], args.host, args.port)
     (curl,) = (line.strip() for line in printed.splitlines() if line.strip().startswith("curl"))
     assert curl in README

@@ -348,7 +348,7 @@ def test_new_weights_come_between_two_steps_and_are_counted():
     runner = EchoRunner()
     engine = make_engine(runner)
     engine.add("a", [1, 2, 3], greedy(9))
-    seen = [engine.step() for _ in range(3)]
+    seen = [[*engine.step()] for _ in range(3)]
     seen.append(engine.update_params({}, "keep"))
     assert runner.log[-2:] == [("read", 3), ("weights", 3)]
     versions = [update.weight_version for updates in seen for update in updates]

@@ -41,8 +41,8 @@ def test_steps_made_out_of_the_one_before_equal_those_built_anew(windows, num_ra
             scheduler.abort(draw.choice(list(scheduler.living)))
         batch = scheduler.schedule()
         if batch is not None:
-            before = None if made._kept is None else made._kept.packed.copy()
             kept, anew._kept = made._kept, None
+            before = None if kept is None else kept.packed.copy()
             step, expected = made.build(batch), anew.build(batch)
             assert step.shape == expected.shape
             np.testing.assert_array_equal(step.packed, expected.packed)

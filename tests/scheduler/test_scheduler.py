@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,7 +14,7 @@ def _chunks(batch: ScheduledBatch | None) -> list[tuple[str, int, int, bool]]:
     return [(item.request.request_id, item.start, item.count, item.samples) for item in batch.items]
 
 
-def _step(scheduler: Scheduler, token: int = 9) -> list[RequestUpdate]:
+def _step(scheduler: Scheduler, token: int = 9) -> Sequence[RequestUpdate]:
     """Schedules, answers every item with one token, and reads it at once."""
     batch = scheduler.schedule()
     assert batch is not None

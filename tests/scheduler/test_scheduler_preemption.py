@@ -1,6 +1,6 @@
 """Preemption, one step of lag between the device and the host, and steps that fail."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -18,7 +18,7 @@ def _schedule(scheduler: Scheduler) -> ScheduledBatch:
     return batch
 
 
-def _update(scheduler: Scheduler, batch: ScheduledBatch, token: int = 9) -> list[RequestUpdate]:
+def _update(scheduler: Scheduler, batch: ScheduledBatch, token: int = 9) -> Sequence[RequestUpdate]:
     updates = scheduler.update(batch, [token] * len(batch.items))
     scheduler.check()
     return updates
