@@ -46,6 +46,8 @@ class TickingEngine:
         self.ticks: list[float] = []
         self._nothing = SchedulerStats(**dict.fromkeys(SchedulerStats.__dataclass_fields__, 0))
         self.scheduler = self
+        self.pool_size = (0, 0)
+        self.num_quiet_tokens = 0
         self._token_ids = token_ids
         self._rate = tokens_per_second  # for each request
         self._owed = 0.0

@@ -152,7 +152,7 @@ class RequestBooks:
         self.num_samples = _Tally(_SAMPLES)
         self.max_tokens = _Tally(lengths)
         self._num_quiet = 0
-        self._last_step = 0.0
+        self.step_before = self._last_step = 0.0
 
     def start(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> "RequestMeter":
         """Begins to follow a request that has just arrived."""
@@ -168,7 +168,7 @@ class RequestBooks:
             with self.lock:
                 self.between.observe(now - self._last_step, count)
                 self.num_generation_tokens += count
-        self._num_quiet, self._last_step = num_quiet, now
+        self._num_quiet, self.step_before, self._last_step = num_quiet, self._last_step, now
 
     def read(self, model_name: str, stats: EngineStats) -> list[Metric]:
         """Gives every metric as it stands, the engine's own from its statistics.
@@ -273,8 +273,8 @@ class RequestMeter:
     def take(self, delta: OutputDelta, time_in_queue: float | None = None, num_counted: int = 0) -> None:
         """Books what came new for a sample, and with the first token how long the request waited.
 
-        `num_counted` of the tokens have been booked by `RequestBooks.take_step`, with the times between them. The time
-        from one of them to a token behind it is not known.
+        `num_counted` of the tokens have been booked by `RequestBooks.take_step`, with the times between them. From one of
+        them to a token behind it counts the time of one step: a wait in between is not seen.
         """
         count = len(delta.token_ids)
         if not count and delta.finish_reason is None:
@@ -293,8 +293,8 @@ class RequestMeter:
                     books.num_cached_tokens += delta.num_cached_tokens
                 if sample.first is None:
                     sample.first = now
-                elif not num_counted:
-                    books.between.observe(now - sample.last)
+                elif count > num_counted:
+                    books.between.observe(now - (books.step_before if num_counted else sample.last))
                 sample.last = self._last_token = now
                 sample.num_tokens += count
                 books.num_generation_tokens += count - num_counted

@@ -1,6 +1,7 @@
 """A step made out of the one before is, bit for bit, what it would be if it were built anew."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,8 @@ def test_steps_made_out_of_the_one_before_equal_those_built_anew(windows, num_ra
             scheduler.abort(draw.choice(list(scheduler.living)))
         batch = scheduler.schedule()
         if batch is not None:
-            kept, anew._kept = made._kept, None
+            kept: Any = made._kept
+            anew._kept = None
             before = None if kept is None else kept.packed.copy()
             step, expected = made.build(batch), anew.build(batch)
             assert step.shape == expected.shape
