@@ -49,7 +49,7 @@ def test_tokens_do_not_depend_on_the_batch_nor_on_chunking(truth, engine_of):
 def test_tokens_survive_preemption(truth, engine_of):
     family, requests, alone = truth
     options = ROOMY | {"num_gpu_blocks_override": 13, "block_size": 8}
-    with engine_of(family, **options, kv_cache_dtype="fp8") as driver:
+    with engine_of(family, few_shapes=True, **options, kv_cache_dtype="fp8") as driver:
         assert run_together(driver, requests) == alone
         assert driver.engine.scheduler.stats.num_preemptions > 0
 

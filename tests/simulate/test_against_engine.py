@@ -128,8 +128,6 @@ def test_every_step_of_a_small_pool_is_the_engines(golden, tmp_path):
 
 IN_A_PROCESS = """
 import json, runpy, sys
-from jaxllm.engine import step_compiler
-step_compiler.compiler_options = lambda program: {"xla_backend_optimization_level": 0}
 names = runpy.run_path(sys.argv[1])
 print(json.dumps(names["compare"](sys.argv[2], sys.argv[3], 2)))
 """

@@ -155,6 +155,33 @@ def test_every_key_that_is_read_changes_the_model_or_is_refused(name, key):
         assert configured(after) != cfg
 
 
+# What the effect of a field depends on, among all that families set. A decoder knows its ModelConfig only, so families
+# that agree in this are one case.
+NORMS = ("norm", "norm_bias", "norm_offset", "pre_norms", "post_norms", "qk_norm", "parallel_mlp")
+AROUND = {
+    "norm_eps": NORMS,
+    "activation": ("gated_mlp", "mlp_bias", "parallel_mlp"),
+    "tie_embeddings": ("logit_scale", "final_softcap"),
+}
+
+
+def cases_of_logits() -> list[tuple[str, str]]:
+    """Names and keys, one for each change of a decoder: that a key makes this change is the test's before this one."""
+    cases: dict[tuple, tuple[str, str]] = {}
+    for name, key in CASES:
+        if key in BESIDE_THE_LOGITS:
+            continue
+        case: tuple = (name, key)
+        with contextlib.suppress(InputError):
+            before, after = map(configured, before_and_after(name, key))
+            fields = [f.name for f in dataclasses.fields(before) if getattr(before, f.name) != getattr(after, f.name)]
+            if len(fields) == 1 and fields[0] in AROUND:
+                around = [getattr(before, other) for other in AROUND[fields[0]]]
+                case = (fields[0], getattr(before, fields[0]), getattr(after, fields[0]), *around)
+        cases.setdefault(case, (name, key))
+    return [*cases.values()]
+
+
 @pytest.fixture(scope="module")
 def runners(tmp_path_factory, random_checkpoint, prompt_runner):
     """By name: tensors, and programs by all of their configuration but the ropes, which come in as tables."""
@@ -177,7 +204,7 @@ def runners(tmp_path_factory, random_checkpoint, prompt_runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "key"), [case for case in CASES if case[1] not in BESIDE_THE_LOGITS])
+@pytest.mark.parametrize(("name", "key"), cases_of_logits())
 def test_every_key_that_is_read_changes_the_logits_or_is_refused(name, key, runners, make_golden):
     before, after = before_and_after(name, key)
     prompt = make_golden.random_prompts(CONFIGS[name]["vocab_size"])[3]
