@@ -273,8 +273,8 @@ class RequestMeter:
     def take(self, delta: OutputDelta, time_in_queue: float | None = None, num_counted: int = 0) -> None:
         """Books what came new for a sample, and with the first token how long the request waited.
 
-        `num_counted` of the tokens have been booked by `RequestBooks.take_step`, with the times between them. From one of
-        them to a token behind it counts the time of one step: a wait in between is not seen.
+        `num_counted` of the tokens have been booked by `RequestBooks.take_step`, with the times between them. From one
+        of them to a token behind it counts the time of one step: a wait in between is not seen.
         """
         count = len(delta.token_ids)
         if not count and delta.finish_reason is None:
