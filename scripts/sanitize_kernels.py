@@ -156,7 +156,7 @@ def attend(
     from jaxllm.kernels.paged_attention import triton, work_list
 
     # The lists of work are not what is checked, and compile quicker as a whole.
-    static = ("max_new", "all_rows", "unit", "min_chunk", "num_extra")
+    static = ("max_new", "all_rows", "unit", "min_chunk", "num_extra", "num_kv_heads")
     triton.list_chunks = jax.jit(work_list.list_chunks, static_argnames=static)
     static = ("num_tokens", "min_new", "tile", "align")
     triton.list_tiles = jax.jit(work_list.list_tiles, static_argnames=static)
