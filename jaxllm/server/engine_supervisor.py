@@ -57,12 +57,8 @@ class EngineSupervisor:
         command: Sequence[str] | None = None,
     ):
         self.end: EngineEnd | None = None
-        self._args, self._server_args, self._folder, self._command = (
-            args,
-            server_args,
-            folder,
-            command or ENGINE_COMMAND,
-        )
+        self._args, self._server_args = args, server_args
+        self._folder, self._command = folder, command or ENGINE_COMMAND
         self._on_end, self._on_leave = on_end, on_leave
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
         self._is_stopping = self._is_ready = False

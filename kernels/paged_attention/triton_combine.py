@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxllm.kernels.paged_attention.triton_softmax import begin_softmax
 
 MOST_ELEMENTS = 32  # of parts on their way at once, of each thread
-TILE_SUMS = 64  # log-sums of parts that are read at once
+TILE_SUMS = tl.constexpr(64)  # log-sums of parts that are read at once
 
 
 def parts_at_once(rows: int, head_dim: int, num_warps: int) -> int:
@@ -40,7 +40,6 @@ def combine_if_last(
     ROWS_2: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    TILE_SUMS: tl.constexpr,
 ):
     """Arrives with this program's part written; the last of num_parts writes the rows of the request and KV head.
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.e4m3.triton import has_conversions
 from jaxllm.kernels.launch import launch
-from jaxllm.kernels.paged_attention.triton_combine import TILE_SUMS, combine_if_last, parts_at_once
+from jaxllm.kernels.paged_attention.triton_combine import combine_if_last, parts_at_once
 from jaxllm.kernels.paged_attention.triton_decode_e4m3 import decode_e4m3_chunks
 from jaxllm.kernels.paged_attention.triton_softmax import attend_keys, begin_softmax
 from jaxllm.kernels.paged_attention.tuning import DecodeConfig
@@ -59,7 +59,6 @@ def decode_chunks(
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    TILE_SUMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Handles chunk program_id // K for KV head program_id % K. Row r is head r % G of the new token r // G."""
@@ -142,7 +141,6 @@ def decode_chunks(
                     ROWS_2,
                     HAS_SINKS,
                     AT_ONCE,
-                    TILE_SUMS,
                 )
 
 
@@ -204,7 +202,6 @@ def decode(
         HAS_SINKS=has_sinks,
         IS_SPLIT=is_split,
         AT_ONCE=parts_at_once(rows, H, config.num_warps),
-        TILE_SUMS=TILE_SUMS,
         PRECISION="ieee" if query.dtype == jnp.float32 else None,
     )
     return attended_TNH

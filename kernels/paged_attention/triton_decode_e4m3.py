@@ -47,7 +47,6 @@ def decode_e4m3_chunks(
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    TILE_SUMS: tl.constexpr,
     PRECISION: tl.constexpr,
     HAS_CONVERSIONS: tl.constexpr,
 ):
@@ -172,5 +171,4 @@ def decode_e4m3_chunks(
                     ROWS_2,
                     HAS_SINKS,
                     AT_ONCE,
-                    TILE_SUMS,
                 )

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -333,3 +334,21 @@ def start_smollm2() -> Iterator[Callable[..., ServeProcess]]:
 def serve_process() -> Callable[..., ServeProcess]:
     """Gives a function from flags to a server, which the caller waits for and closes."""
     return lambda *flags: ServeProcess(*SMALL, *flags)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A certificate of this machine, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the program openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = str(folder / "key.pem"), str(folder / "cert.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subprocess.run(
+        ["openssl", "req", "-x509", *kind, "-keyout", key, "-out", cert, "-days", "2", *subject],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return cert, key

@@ -19,19 +19,6 @@ QUESTION = "The capital of France is"
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the program openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    command = ["openssl", "req", "-x509", *kind, "-keyout", key, "-out", cert, *subject]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return cert, key
-
-
-@pytest.fixture(scope="module")
 def server(
     serve_process: Any, certificate: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Any, httpx.Client, Path]]:

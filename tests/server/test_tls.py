@@ -1,6 +1,4 @@
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,37 +8,19 @@ from jaxllm.config.server_args import ServerArgs
 from jaxllm.server.tls import tls_settings
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A certificate of this machine, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the program openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = str(folder / "key.pem"), str(folder / "cert.pem")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    subprocess.run(
-        ["openssl", "req", "-x509", *kind, "-keyout", key, "-out", cert, "-days", "2", *subject],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    return cert, key
-
-
 def test_without_a_certificate_there_is_no_https():
     assert tls_settings(ServerArgs()) == {}
 
 
-def test_a_certificate_with_its_key_is_taken(pair: tuple[str, str]):
-    cert, key = pair
+def test_a_certificate_with_its_key_is_taken(certificate: tuple[str, str]):
+    cert, key = certificate
     settings = tls_settings(ServerArgs(ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=cert, ssl_cert_reqs=2))
     assert settings["ssl_cert_reqs"] == ssl.CERT_REQUIRED
     assert "ssl_ciphers" not in settings
 
 
-def test_what_is_no_certificate_is_told_before_a_model_is_loaded(pair: tuple[str, str], tmp_path: Path):
-    cert, key = pair
+def test_what_is_no_certificate_is_told_before_a_model_is_loaded(certificate: tuple[str, str], tmp_path: Path):
+    cert, key = certificate
     (tmp_path / "text").write_text("no certificate")
     with pytest.raises(InputError, match=r"ssl_certfile='.*nowhere' is no file"):
         tls_settings(ServerArgs(ssl_certfile=str(tmp_path / "nowhere")))
