@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "how the model is spread over devices",
         (
             *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
-            "capture_collectives",
+            *("capture_collectives", "disable_custom_all_reduce"),
             *("nnodes", "node_rank", "master_addr", "master_port", "distributed_timeout_seconds"),
         ),
     ),

@@ -61,6 +61,7 @@ VERSIONS: dict[str, tuple[Version, ...]] = {
         Version("reference", "jaxllm.kernels.matmul.reference"),
     ),
     **{operation: _fused(operation) for operation in ("norm_linear", "norm_gated_linear", "linear_add")},
+    "all_reduce": (_triton("all_reduce"), Version("reference", "jaxllm.kernels.all_reduce.reference")),
     "apply_rope": (Version("reference", "jaxllm.kernels.rope.reference"),),
     "rms_norm": (Version("reference", "jaxllm.kernels.rms_norm.reference"),),
     "layer_norm": (Version("reference", "jaxllm.kernels.layer_norm.reference"),),

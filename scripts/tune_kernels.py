@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument(
         "--rows", default="256,128,64,512,16,8,32,384", help="numbers of rows to measure, in this order"
     )
-    parser.add_argument("--seconds", type=float, default=300, help="no new program is compiled after 60% of it")
+    parser.add_argument("--seconds", type=float, default=300, help="no new program is compiled after 60%% of it")
     parser.add_argument("--processes", type=int, default=max(1, min(10, (os.cpu_count() or 2) - 4)))
     parser.add_argument("--tables", type=Path, default=TABLES, help="folder of the tables")
     parser.add_argument("--json", type=Path, help="write every row there too")

@@ -132,6 +132,7 @@ class EngineArgs:
     tensor_parallel_size: int = flag(1, "devices that share the weights of each layer and the KV heads")
     data_parallel_size: int = flag(1, "copies of the model, each with requests and a KV pool of its own")
     capture_collectives: bool = flag(False, "on several GPUs, record the collectives of a step in its graph too")
+    disable_custom_all_reduce: bool = flag(False, "on several GPUs, leave small all-reduces to NCCL as well")
     nnodes: int = flag(1, "processes, usually one a host, that run the engine together")
     node_rank: int = flag(0, "which of them this is; 0 schedules and has the API")
     master_addr: str | None = flag(None, "name or address of the host of process 0, as the others reach it")

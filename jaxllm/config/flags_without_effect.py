@@ -62,7 +62,6 @@ FLAGS_WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "worker_cls": WithoutEffect(None, _ONE_CONTROLLER),
     "worker_extension_cls": WithoutEffect(None, _ONE_CONTROLLER),
     "disable_nccl_for_dp_synchronization": WithoutEffect(False, _ONE_CONTROLLER),
-    "disable_custom_all_reduce": WithoutEffect(False, "XLA chooses the collectives"),
     "prefill_context_parallel_size": WithoutEffect(None, "contexts are not split over devices"),
     "decode_context_parallel_size": WithoutEffect(None, "contexts are not split over devices"),
     "dcp_comm_backend": WithoutEffect(None, "contexts are not split over devices"),

@@ -29,6 +29,7 @@ from jaxllm.engine.limits import EngineLimits
 from jaxllm.engine.memory import MemoryPlan, bytes_per_device, plan_memory, show_bytes, temporaries_bound
 from jaxllm.engine.model_runner import ModelRunner, Runner
 from jaxllm.engine.model_source import ModelSource, checkpoint_pieces
+from jaxllm.engine.peer_memory import can_write_to_peers
 from jaxllm.engine.processes.group import ProcessGroup
 from jaxllm.engine.processes.leader import CompiledElsewhere, LeadingRunner
 from jaxllm.engine.sampler_inputs import SamplerShape
@@ -360,7 +361,9 @@ def _resolve_dtype(wanted: str, stored: str, platform: str) -> str:
 
 
 def _step_program(args: EngineArgs, source: ModelSource, model: ModelConfig, mesh: Mesh, platform: str) -> StepProgram:
+    writes_to_peers = platform == "gpu" and not args.disable_custom_all_reduce and can_write_to_peers(mesh)
     preferred = {"paged_attention": args.attention_backend, "plan_attention": args.attention_backend}
+    preferred["all_reduce"] = "auto" if writes_to_peers else "reference"
     try:
         kernels = Kernels(
             *(select(name, platform=platform, preferred=preferred.get(name, "auto")) for name in Kernels._fields)
@@ -378,6 +381,7 @@ def _step_program(args: EngineArgs, source: ModelSource, model: ModelConfig, mes
         args.block_size,
         KV_CACHE_DTYPES[args.kv_cache_dtype],
         args.capture_collectives,
+        writes_to_peers and "all_reduce.triton" in kernels.all_reduce.__module__,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxllm.engine.given_weights import take_weights
 from jaxllm.engine.input_builder import PackedStep, PromptScoring
+from jaxllm.engine.peer_memory import make_peer_memory
 from jaxllm.engine.rank_arrays import Arriving, RankArrays
 from jaxllm.engine.sampler import IN_PROMPT, Sampled, ScoreArrays
 from jaxllm.engine.sampler_builder import PackedSampling
@@ -155,7 +156,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Makes an empty cache and row state. The pool starts as zeros: a masked score of 0 x NaN would be NaN."""
-        self._kv = self._rows = self._counts = None  # the old arrays go first: there may not be room for both
+        self._kv = self._rows = self._counts = self._peers = None  # old arrays go first: there may not be room for both
         with without_callers_mesh():
             self._make_state()
 
@@ -163,6 +164,7 @@ class ModelRunner:
         shape, dtype = self.program.kv_shape(self._compiler.num_blocks), self.program.kv_dtype
         kv_sharding = self.program.sharding(self.program.kv_spec())
         self._kv = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=kv_sharding)()
+        self._peers = make_peer_memory(self.program.mesh) if self.program.writes_to_peers else None
         self._rows = RowState(self.ranks.put(np.zeros((self.program.num_ranks, self._compiler.num_rows + 1), np.int32)))
         if self.program.platform != "cpu" and not self._fences:
             self._fences = leave_holes(
@@ -186,7 +188,7 @@ class ModelRunner:
         forward = self._compiler.get(step.shape)
         if step.copies:
             self._copy_blocks(step.copies)
-        arguments = (self._weights, self._kv, self._rows, self.ranks.argument(step.packed))
+        arguments = (self._weights, self._kv, self._rows, self.ranks.argument(step.packed), *self._peer_words())
         if step.shape.variant == "greedy":
             tokens, self._kv, self._rows = forward(*arguments)
             return DeviceTokens(self.ranks, tokens)
@@ -197,6 +199,9 @@ class ModelRunner:
             return DeviceTokens(self.ranks, self.ranks.put(none), None, prompt)
         sampled = self._sample(logits, step.sampling)
         return DeviceTokens(self.ranks, sampled.token, sampled.scores, prompt)
+
+    def _peer_words(self) -> tuple[jax.Array, ...]:
+        return () if self._peers is None else (self._peers.words,)
 
     def programs(self, step: PackedStep) -> list[Hashable]:
         """Lists the compiled programs that a step runs, by the compiler's keys."""
@@ -210,12 +215,13 @@ class ModelRunner:
         """Runs a step for its logits [R, T, V] (float32) instead of its tokens; the KV is written all the same."""
         function = jax.jit(make_logits(self.program, step.shape), donate_argnums=1)
         with without_callers_mesh():
-            logits, self._kv = function(self._weights, self._kv, self._rows, self.ranks.argument(step.packed))
+            packed = self.ranks.argument(step.packed)
+            logits, self._kv = function(self._weights, self._kv, self._rows, packed, *self._peer_words())
         return np.asarray(logits)[..., : self.program.decoder.cfg.vocab_size]
 
     def close(self) -> None:
         """Drops the device's arrays."""
-        self._kv = self._rows = self._counts = None
+        self._kv = self._rows = self._counts = self._peers = None
         self._weights, self._fences = {}, []
 
     def _sample(self, logits: jax.Array, sampling: PackedSampling) -> Sampled[jax.Array]:

@@ -3,6 +3,7 @@
 What the host makes or reads has a leading axis of the data ranks; a traced function sees its own rank's part only.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.engine.buckets import StepShape
 from jaxllm.engine.step_inputs import StepInputs, unpack
-from jaxllm.engine.vocab_ranks import greedy_over_ranks
+from jaxllm.engine.vocab_ranks import gather, gather_by_sum, greedy_over_ranks
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
 from jaxllm.models.step_context import Kernels, StepContext
@@ -47,6 +48,7 @@ class StepProgram(NamedTuple):
     block_size: int
     kv_cache_dtype: str = "auto"  # the model's
     capture_collectives: bool = False  # as nodes of a GPU's graph; otherwise they part it into pieces
+    writes_to_peers: bool = False  # a kernel of our own adds up small parts, in memory that the step is told of
 
     @property
     def platform(self) -> str:
@@ -105,23 +107,28 @@ class StepProgram(NamedTuple):
 
 
 def make_step(program: StepProgram, shape: StepShape) -> Callable:
-    """Gives step(weights, kv, rows, packed), to be jitted with kv donated, by what the shape's variant asks for.
+    """Gives step(weights, kv, rows, packed, peers), to be jitted with kv donated, by what the shape's variant asks for.
 
     "greedy": (tokens [B], kv, rows), rows donated too. "logits": (logits [B, V] of each request's last token, kv), with
     each tensor rank's part of the vocabulary. "hidden": (these logits, hidden states [T, D] of all tokens, kv).
+    `peers` are the words of a PeerMemory, or None.
     """
     kv_spec, own, logits_spec = program.kv_spec(), OfRank(), program.logits_spec()
 
-    def step(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
+    def step(
+        weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array, peers: jax.Array | None = None
+    ):
         inputs = unpack(packed, shape, program.num_groups)
-        hidden_TD, kv = _hidden(program, program.decoder_for(shape), weights, kv, rows, inputs)
+        kernels = _told(program, peers)
+        hidden_TD, kv = _hidden(program, kernels, program.decoder_for(shape), weights, kv, rows, inputs)
         last_B = jnp.maximum(inputs.query_start[1:] - 1, 0)
-        logits_BV = project(program.decoder, program.kernels, weights, hidden_TD[last_B])
+        logits_BV = project(program.decoder, kernels, weights, hidden_TD[last_B])
         if shape.variant == "hidden":
             return logits_BV, hidden_TD, kv
         if shape.variant == "logits":
             return logits_BV, kv
-        tokens_B = greedy_over_ranks(logits_BV)
+        joins = functools.partial(gather_by_sum, kernels.all_reduce) if program.writes_to_peers else gather
+        tokens_B = greedy_over_ranks(logits_BV, joins)
         spare = rows.last_token.shape[0] - 1
         target_B = jnp.where(inputs.samples == 1, inputs.row, spare)
         return tokens_B, kv, RowState(rows.last_token.at[target_B].set(tokens_B))
@@ -140,16 +147,27 @@ def make_logits(program: StepProgram, shape: StepShape) -> Callable:
     As in `make_step` they are split over the vocabulary, and may have columns of no token behind the last.
     """
 
-    def logits(weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array):
+    def logits(
+        weights: Weights, kv: jax.Array, rows: RowState[jax.Array], packed: jax.Array, peers: jax.Array | None = None
+    ):
         inputs = unpack(packed, shape, program.num_groups)
-        hidden_TD, kv = _hidden(program, program.decoder_for(shape), weights, kv, rows, inputs)
-        return project(program.decoder, program.kernels, weights, hidden_TD), kv
+        kernels = _told(program, peers)
+        hidden_TD, kv = _hidden(program, kernels, program.decoder_for(shape), weights, kv, rows, inputs)
+        return project(program.decoder, kernels, weights, hidden_TD), kv
 
     return over_mesh(program, "logits", logits, _inputs(program), (program.logits_spec(), program.kv_spec()))
 
 
+def _told(program: StepProgram, peers: jax.Array | None) -> Kernels:
+    """The kernels; that of the all-reduce knows its peers, if there are any."""
+    if peers is None:
+        return program.kernels
+    return program.kernels._replace(all_reduce=functools.partial(program.kernels.all_reduce, peers=peers[0]))
+
+
 def _hidden(
     program: StepProgram,
+    kernels: Kernels,
     decoder: DecoderProgram,
     weights: Weights,
     kv: jax.Array,
@@ -169,11 +187,12 @@ def _hidden(
         query_start=inputs.query_start,
         context_len=inputs.context_len,
     )
-    return run_layers(decoder, program.kernels, weights, kv, token_T, context)
+    return run_layers(decoder, kernels, weights, kv, token_T, context)
 
 
 def _inputs(program: StepProgram) -> tuple:
-    return (program.weight_specs(), program.kv_spec(), RowState(OfRank()), OfRank())
+    peers = (OfRank(PartitionSpec("tensor")),) if program.writes_to_peers else ()
+    return (program.weight_specs(), program.kv_spec(), RowState(OfRank()), OfRank(), *peers)
 
 
 def over_mesh(program: StepProgram, name: str, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.engine.buckets import StepShape
@@ -17,9 +18,10 @@ from jaxllm.engine.executable_store import ExecutableStore
 from jaxllm.engine.sampler import make_prompt_scorer, make_sampler
 from jaxllm.engine.sampler_inputs import SamplerLayout, SamplerShape
 from jaxllm.engine.sampler_rows import NUM_BEST
-from jaxllm.engine.step import RowState, StepProgram, make_step
+from jaxllm.engine.step import OfRank, RowState, StepProgram, make_step
 from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.warm_up import WarmUp
+from jaxllm.kernels.all_reduce.inbox import num_peer_words
 from jaxllm.mesh.caller import without_callers_mesh
 from jaxllm.mesh.processes import processes_of
 from jaxllm.models.forward import Weights, weights_tree
@@ -255,7 +257,7 @@ def compile_step(
     num_rows: int,
     tracing: AbstractContextManager = _FREE,
 ) -> jax.stages.Compiled:
-    """Compiles step(weights, kv, rows, packed) of one shape, with kv donated, and rows where it gives new ones."""
+    """Compiles step(weights, kv, rows, packed[, peers]) of one shape; kv is donated, rows if it gives new ones."""
     kv_sharding = program.sharding(program.kv_spec())
     kv = jax.ShapeDtypeStruct(program.kv_shape(num_blocks), program.kv_dtype, sharding=kv_sharding)
     rows = RowState(program.of_rank((num_rows + 1,), jnp.int32))
@@ -263,7 +265,7 @@ def compile_step(
     donated = (1, 2) if shape.variant == "greedy" else (1,)
     step = jax.jit(make_step(program, shape), donate_argnums=donated)
     with tracing:
-        lowered = step.lower(abstract_weights(program), kv, rows, packed)
+        lowered = step.lower(abstract_weights(program), kv, rows, packed, *_abstract_peers(program))
     return lowered.compile(compiler_options(program))
 
 
@@ -304,6 +306,14 @@ def compile_prompt_scorer(
     with tracing:
         lowered = scorer.lower(abstract_weights(program), hidden, chosen)
     return lowered.compile(compiler_options(program))
+
+
+def _abstract_peers(program: StepProgram) -> list[jax.ShapeDtypeStruct]:
+    """The words of a PeerMemory, where the step takes them."""
+    if not program.writes_to_peers:
+        return []
+    num_ranks = program.mesh.shape["tensor"]
+    return [program.of_rank((num_ranks, num_peer_words(num_ranks)), jnp.int32, OfRank(PartitionSpec("tensor")))]
 
 
 def abstract_params(program: StepProgram) -> list[jax.ShapeDtypeStruct]:

@@ -4,6 +4,7 @@ Knows arrays with an axis of requests, and the tensor axis; no rules of sampling
 rounded up. docs/adr/0010 says how much is exchanged, and why in this way.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,11 +14,22 @@ from jaxllm.kernels.sampling.reference import greedy, greedy_of_part, sample_of_
 from jaxllm.models.tensor_axis import first_of_rank
 
 
-def greedy_over_ranks(logits_BV: jax.Array) -> jax.Array:
+def gather(own: jax.Array) -> jax.Array:
+    """Stacks what each rank has [...], for all of them [R, ...]."""
+    return jax.lax.all_gather(own, "tensor")
+
+
+def gather_by_sum(all_reduce: Callable[[jax.Array], jax.Array], own: jax.Array) -> jax.Array:
+    """The same for 32-bit integers, out of a sum in which each rank has zeros but for its own."""
+    places = jnp.zeros((jax.lax.axis_size("tensor"), *own.shape), own.dtype)
+    return all_reduce(places.at[jax.lax.axis_index("tensor")].set(own))
+
+
+def greedy_over_ranks(logits_BV: jax.Array, gather: Callable[[jax.Array], jax.Array] = gather) -> jax.Array:
     """The best token of each row; the lowest id of equals."""
     if jax.lax.axis_size("tensor") == 1:
         return greedy(logits_BV)
-    return _best_of_ranks(*greedy_of_part(logits_BV, first_of_rank(logits_BV.shape[1])))
+    return _best_of_ranks(*greedy_of_part(logits_BV, first_of_rank(logits_BV.shape[1])), gather)
 
 
 def sample_over_ranks(
@@ -28,8 +40,10 @@ def sample_over_ranks(
     return _best_of_ranks(*sample_of_part(logits_BV, temperature_B, seed_B2, position_B, first))
 
 
-def _best_of_ranks(value_B: jax.Array, token_B: jax.Array) -> jax.Array:
-    both_R2B = jax.lax.all_gather(jnp.stack([_words(value_B), token_B]), "tensor")
+def _best_of_ranks(
+    value_B: jax.Array, token_B: jax.Array, gather: Callable[[jax.Array], jax.Array] = gather
+) -> jax.Array:
+    both_R2B = gather(jnp.stack([_words(value_B), token_B]))
     # Ranks follow each other in the vocabulary's order: the first of equals has the lowest id.
     winner_B = jnp.argmax(jax.lax.bitcast_convert_type(both_R2B[:, 0], jnp.float32), axis=0)
     return jnp.take_along_axis(both_R2B[:, 1], winner_B[None], axis=0)[0]

@@ -180,7 +180,7 @@ class ParallelLayer(nnx.Module):
     def __call__(self, x_TD, kv, place: LayerPlace, step: StepContext, kernels: Kernels):
         norm = self.attention_norm
         attended_TD, kv = self.attention(x_TD, norm, None, kv, place, step, kernels)
-        both_TD = sum_over_ranks(attended_TD + self.mlp(x_TD, norm, None, kernels))
+        both_TD = sum_over_ranks(attended_TD + self.mlp(x_TD, norm, None, kernels), kernels)
         return x_TD + times(both_TD, self.cfg.residual_scale), kv
 
 
@@ -191,14 +191,14 @@ class Embedding(nnx.Module):
         self.tokens = weight((cfg.vocab_rows, cfg.d_model), ("vocab", "embed"), cfg, rngs)
         self.cfg = cfg
 
-    def __call__(self, token_T):
+    def __call__(self, token_T, kernels: Kernels):
         row_VD = self.tokens[...]
         if jax.lax.axis_size("tensor") == 1:
             return times(row_VD[token_T], self.cfg.embed_scale)
         own_T = token_T - first_of_rank(len(row_VD))
         is_own_T = (own_T >= 0) & (own_T < len(row_VD))
         x_TD = jnp.where(is_own_T[:, None], row_VD[jnp.clip(own_T, 0, len(row_VD) - 1)], 0)
-        return times(sum_over_ranks(x_TD), self.cfg.embed_scale)
+        return times(sum_over_ranks(x_TD, kernels), self.cfg.embed_scale)
 
 
 class Head(nnx.Module):

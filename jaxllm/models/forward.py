@@ -123,7 +123,7 @@ def run_layers(
     step: StepContext,
 ) -> tuple[Float[Array, "T D"], Float[Array, "Lg P 2 K C H"]]:
     """Embeds the tokens and takes them through all layers, writing their KV; gives the last hidden states."""
-    x_TD = nnx.merge(program.embedding, weights["embedding"])(token_T)
+    x_TD = nnx.merge(program.embedding, weights["embedding"])(token_T, kernels)
     layers = weights["layers"]
 
     def layer(x_TD, kv, place, step, layer_weights):

@@ -7,7 +7,7 @@ from flax import nnx
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.parameters import Axes, bias, norm_scale
 from jaxllm.models.step_context import Kernels
-from jaxllm.models.tensor_axis import sum_over_ranks
+from jaxllm.models.tensor_axis import sum_apart
 
 
 class Norm(nnx.Module):
@@ -39,7 +39,7 @@ class AllHeadsNorm(nnx.Module):
 
     def __call__(self, x_TNH, kernels: Kernels):
         x_f32_TNH = x_TNH.astype(jnp.float32)
-        squares_T = sum_over_ranks(jnp.sum(x_f32_TNH * x_f32_TNH, axis=(1, 2)))
+        squares_T = sum_apart(jnp.sum(x_f32_TNH * x_f32_TNH, axis=(1, 2)))
         factor_T = jax.lax.rsqrt(squares_T / self.num_features + self.eps)
         return (x_f32_TNH * factor_T[:, None, None] * self.scale[...].astype(jnp.float32)).astype(x_TNH.dtype)
 

@@ -3,9 +3,18 @@
 import jax
 import jax.numpy as jnp
 
+from jaxllm.models.step_context import Kernels
 
-def sum_over_ranks(part: jax.Array) -> jax.Array:
-    """Adds up what each tensor rank has; one rank alone has it all, and XLA would not see that on a CPU."""
+
+def sum_over_ranks(part: jax.Array, kernels: Kernels, residual: jax.Array | None = None) -> jax.Array:
+    """Adds up what each tensor rank has, and the residual; one rank alone has it all, which XLA on a CPU overlooks."""
+    if jax.lax.axis_size("tensor") > 1:
+        return kernels.all_reduce(part, residual)
+    return part if residual is None else residual + part
+
+
+def sum_apart(part: jax.Array) -> jax.Array:
+    """The same for sums that do not wait for each other: kernels that exchange parts have to follow one another."""
     return part if jax.lax.axis_size("tensor") == 1 else jax.lax.psum(part, "tensor")
 
 

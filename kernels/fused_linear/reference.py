@@ -51,10 +51,15 @@ def norm_gated_linear(
 
 
 def linear_add(
-    x: Float[Array, "T I"], weight: Float[Array, "I O"], residual: Float[Array, "T O"], *, stack: Stack | None = None
+    x: Float[Array, "T I"],
+    weight: Float[Array, "I O"],
+    residual: Float[Array, "T O"] | None,
+    *,
+    stack: Stack | None = None,
 ) -> Float[Array, "T O"]:
-    """Gives residual + x @ weight."""
-    return residual + matmul(x, weight)
+    """Gives residual + x @ weight, or the product alone."""
+    product_TO = matmul(x, weight)
+    return product_TO if residual is None else residual + product_TO
 
 
 def gated(gate_up: Float[Array, "T 2*F"], activation: str) -> Float[Array, "T F"]:

@@ -219,9 +219,9 @@ def norm_gated_linear(
 
 
 def linear_add(
-    config: FusedConfig, x: Float[Array, "T I"], stack: Stack, residual: Float[Array, "T O"]
+    config: FusedConfig, x: Float[Array, "T I"], stack: Stack, residual: Float[Array, "T O"] | None
 ) -> Float[Array, "T O"]:
-    """The residual and the product with the running layer's matrix, with constants given."""
+    """The residual, if any, and the product with the running layer's matrix, with constants given."""
     return multiply(config, x, stack, residual=residual)
 
 

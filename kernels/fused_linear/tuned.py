@@ -54,12 +54,17 @@ def norm_gated_linear(
 
 
 def linear_add(
-    x: Float[Array, "T I"], weight: Float[Array, "I O"], residual: Float[Array, "T O"], *, stack: Stack | None = None
+    x: Float[Array, "T I"],
+    weight: Float[Array, "I O"],
+    residual: Float[Array, "T O"] | None,
+    *,
+    stack: Stack | None = None,
 ) -> Float[Array, "T O"]:
-    """Gives residual + x @ weight; see the reference."""
+    """Gives residual + x @ weight, or the product alone; see the reference."""
     config = _config("linear_add", x, weight)
     if config is None:
-        return residual + matmul(x, weight, stack=stack)
+        product_TO = matmul(x, weight, stack=stack)
+        return product_TO if residual is None else residual + product_TO
     return _kernels().linear_add(config, x, stack or Stack(weight[None], 0), residual)
 
 

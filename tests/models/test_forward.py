@@ -147,8 +147,12 @@ def test_kernels_find_every_parameter_where_it_lies_among_those_of_all_layers(mo
     np.testing.assert_allclose(logits[-1], case["logits_first"], atol=1e-3, rtol=1e-3)
     D, F, H = cfg.d_model, cfg.d_ff, cfg.head_dim
     qkv, attended = (cfg.num_q_heads + 2 * cfg.num_kv_heads) * H, cfg.num_q_heads * H
-    add = "matmul" if cfg.post_norms else "linear_add"
-    products = (("norm_linear", D, qkv), (add, attended, D), ("norm_gated_linear", D, 2 * F), (add, F, D))
+    products = (
+        ("norm_linear", D, qkv),
+        ("linear_add", attended, D),
+        ("norm_gated_linear", D, 2 * F),
+        ("linear_add", F, D),
+    )
     layer = [(name, 33, (inputs, outputs), False) for name, inputs, outputs in products]
     assert calls == [*layer, ("matmul", 33, (cfg.vocab_size, D), True)]  # layers of one kind are traced once
 
