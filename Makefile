@@ -33,7 +33,7 @@ test-newest:
 # Triton's kernels on the CPU, in Triton's own interpreter, which needs an older numpy than the lock has.
 test-interpreter:
 	UV_PROJECT_ENVIRONMENT=$(INTERPRETER) uv sync --frozen
-	uv --no-config pip install --python $(INTERPRETER)/bin/python triton jax-triton 'numpy<2.5'
+	uv --no-config pip install --python $(INTERPRETER)/bin/python triton 'numpy<2.5'
 	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest --dist worksteal -m interpreter tests/kernels tests/scripts
 
 # Kernels and steps compiled for GPUs that are not here. CUDA's libraries are a download of 2.6 GB.

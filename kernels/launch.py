@@ -1,4 +1,4 @@
-"""Runs a raw Triton kernel from traced JAX code: the one seam between our code, jax-triton and Triton's interpreter.
+"""Runs a raw Triton kernel from traced JAX code: the one seam between our code, Triton's compiler and its interpreter.
 
 Knows pointers, grids and compile-time constants. Refuses to know what a kernel computes. A kernel that Triton decorated
 for its interpreter (TRITON_INTERPRET=1) runs on the CPU, through a callback; any other is compiled into the program.
@@ -106,23 +106,22 @@ def _first_gpu() -> Any:
 def _compile(
     kernel, operands, results, grid, aliases, num_warps, num_stages, constants, max_registers=None
 ) -> tuple[jax.Array, ...]:
-    """Leaves it to jax-triton, which takes the first outputs for the kernel's own results: those in place come last."""
-    jax_triton = importlib.import_module("jax_triton")  # of the extras for GPUs
+    """The launcher takes the first outputs for the kernel's own results: those in place come last."""
+    triton_call = importlib.import_module("jaxllm.kernels.triton_call")  # Triton is of the extras for GPUs
     in_place = aliases.values()
     order = sorted(range(len(results)), key=lambda i: i in in_place)
-    outputs = jax_triton.triton_call(
-        *operands,
-        kernel=kernel,
-        out_type=tuple(results[i] for i in order),
-        grid=(grid,),
-        name=kernel.fn.__name__,
-        compute_capability=capability(),
-        # It would have Refs instead; the cache is a plain, donated array everywhere else.
-        input_output_aliases={operand: order.index(result) for operand, result in aliases.items()},
+    outputs = triton_call.call(
+        kernel,
+        operands,
+        [results[i] for i in order],
+        grid,
+        {operand: order.index(result) for operand, result in aliases.items()},
+        constants,
+        capability=capability(),
         num_warps=num_warps,
         num_stages=num_stages,
-        backend_options=_backend_options() | ({} if max_registers is None else {"maxnreg": max_registers}),
-        **constants,
+        **_backend_options(),
+        **({} if max_registers is None else {"maxnreg": max_registers}),
     )
     return tuple(outputs[order.index(i)] for i in range(len(results)))
 

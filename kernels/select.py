@@ -28,12 +28,12 @@ class Version:
 
 def _triton(operation: str) -> Version:
     module = f"jaxllm.kernels.{operation}.triton"
-    return Version("triton", module, ("gpu",), requires=("triton", "jax_triton"), least_capability=80)
+    return Version("triton", module, ("gpu",), requires=("triton",), least_capability=80)
 
 
 def _fused(operation: str) -> tuple[Version, ...]:
     folder = "jaxllm.kernels.fused_linear"
-    tuned = Version("tuned", f"{folder}.tuned", ("gpu",), ("triton", "jax_triton"), least_capability=80)
+    tuned = Version("tuned", f"{folder}.tuned", ("gpu",), ("triton",), least_capability=80)
     return tuned, Version("reference", f"{folder}.reference")
 
 
@@ -42,7 +42,7 @@ _PAGED_ATTENTION = (
         "mosaic",
         "jaxllm.kernels.paged_attention.mosaic",
         ("gpu",),
-        requires=("triton", "jax_triton", "jax.experimental.pallas.mosaic_gpu"),
+        requires=("triton", "jax.experimental.pallas.mosaic_gpu"),
         least_capability=90,
         most_capability=90,
     ),
@@ -57,7 +57,7 @@ VERSIONS: dict[str, tuple[Version, ...]] = {
     "kv_write": (_triton("kv_write"), Version("reference", "jaxllm.kernels.kv_write.reference")),
     "rope_kv_write": (_triton("rope_kv_write"), Version("reference", "jaxllm.kernels.rope_kv_write.reference")),
     "matmul": (
-        Version("tuned", "jaxllm.kernels.matmul.tuned", ("gpu",), ("triton", "jax_triton"), least_capability=80),
+        Version("tuned", "jaxllm.kernels.matmul.tuned", ("gpu",), ("triton",), least_capability=80),
         Version("reference", "jaxllm.kernels.matmul.reference"),
     ),
     **{operation: _fused(operation) for operation in ("norm_linear", "norm_gated_linear", "linear_add")},

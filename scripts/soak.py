@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--hf-overrides", type=json.loads, default=None, help="JSON object merged into config.json")
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--max-num-seqs", type=int, default=None)
+    parser.add_argument("--num-gpu-blocks-override", type=int, default=None)
     parser.add_argument("--from-request", type=int, default=2000)
     parser.add_argument("--to-request", type=int, default=20000)
     parser.add_argument("--most-growth", type=float, default=50.0, help="MB of host memory")
@@ -39,6 +40,7 @@ def main() -> int:
             hf_overrides=args.hf_overrides,
             max_model_len=args.max_model_len,
             max_num_seqs=args.max_num_seqs,
+            num_gpu_blocks_override=args.num_gpu_blocks_override,
         )
     )
     readings, start, served = {}, time.perf_counter(), 0

@@ -11,7 +11,7 @@ import jax
 from jaxllm.engine.step import StepProgram
 from jaxllm.engine.step_compiler import SamplerSettings
 
-_PACKAGES = ("jaxllm", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "triton", "jax-triton", "flax")
+_PACKAGES = ("jaxllm", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "triton", "flax")
 _SOURCES = ("engine", "kernels", "mesh", "models")  # whose text decides what is compiled
 
 

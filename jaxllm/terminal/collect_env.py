@@ -16,7 +16,7 @@ from typing import Any
 from jaxllm import __version__
 from jaxllm.options import OptionParser
 
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "safetensors", "triton", "jax-triton")
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "safetensors", "triton")
 _PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-nccl-cu13")
 _SECRETS = ("HF_TOKEN", "OPENAI_API_KEY")
 _PREFIXES = ("JAX_", "XLA_", "NCCL_", "JAXLLM_")

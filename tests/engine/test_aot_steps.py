@@ -70,7 +70,12 @@ def compile_step(tmp_path_factory) -> Callable[..., CompiledStep]:
     options_of_the_engine = step_compiler.compiler_options
 
     def compile_step(
-        model: str, num_layers: int, shape: StepShape | SamplerShape, data: int = 1, tensor: int = 1
+        model: str,
+        num_layers: int,
+        shape: StepShape | SamplerShape,
+        data: int = 1,
+        tensor: int = 1,
+        writes_to_peers: bool = False,
     ) -> CompiledStep:
         gpus = target_devices("h200", data * tensor)
         hf = json.loads((SHAPES / f"{model}.json").read_text()) | {"num_hidden_layers": num_layers}
@@ -82,8 +87,11 @@ def compile_step(tmp_path_factory) -> Callable[..., CompiledStep]:
             patch.setattr(step_compiler, "compiler_options", lambda p: (options_of_the_engine(p) or {}) | dump)
             kernels = Kernels(*(select(name, platform="gpu") for name in Kernels._fields))
             mesh = build_mesh(data, tensor, gpus)
+            captured = data * tensor > 1 and not writes_to_peers
             program = StepProgram(
-                build_program(cfg), kernels, mesh, AxisRules(), 16, capture_collectives=data * tensor > 1
+                *(build_program(cfg), kernels, mesh, AxisRules(), 16),
+                capture_collectives=captured,
+                writes_to_peers=writes_to_peers,
             )
             if isinstance(shape, StepShape):
                 compiled = step_compiler.compile_step(program, shape, NUM_BLOCKS, 256)
@@ -157,6 +165,20 @@ def test_a_decode_step_over_several_gpus_is_one_graph_with_two_all_reduces_for_e
     assert [t.kind for t in step.thunks if not t.within] == ["kCommandBuffer"]
     all_reduces = [t.text for t in step.thunks if t.kind == "kAllReduce"]
     assert len(all_reduces) == (1 + 2 * 2 if tensor > 1 else 0), "\n".join(all_reduces)  # one of the embedding
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64])
+def test_a_decode_step_whose_ranks_write_to_each_other_is_one_graph_without_collectives(num_tokens, compile_step):
+    shape = StepShape(num_tokens, num_tokens, 1024, "greedy")
+    ours = compile_step("llama-3.1-8b", 2, shape, tensor=2, writes_to_peers=True)
+    assert [t.kind for t in ours.thunks if not t.within] == ["kCommandBuffer"]
+    assert not {kind for t in ours.thunks for kind in (t.kind, *t.within) if re.search("All|Collective", kind)}
+    text = ours.compiled.as_text() or ""
+    assert not re.search(r"= \S+ (all-reduce|all-gather)", text)
+    # Of the embedding, two of each layer, and one that tells everybody the best token.
+    assert (
+        len(re.findall(r'custom-call\(.*triton_kernel_call_ffi.*op_name="[^"]*exchange_words', text)) == 1 + 2 * 2 + 1
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"filters": True, "num_best": 8}])

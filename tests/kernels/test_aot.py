@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxllm.kernels.all_reduce.inbox import num_peer_words
 from jaxllm.kernels.e4m3.reference import E4M3
 from jaxllm.kernels.fused_linear.choice import FusedConfig
 from jaxllm.kernels.launch import capability, compiling_for, device_kind, num_multiprocessors
@@ -107,6 +108,13 @@ def fused(rows, dtype, config, is_gated=False) -> Program:
 
 
 # With sizes that take another way through a kernel: padded heads, blocks smaller and larger than a tile of keys.
+def exchange(dtype: Any, has_residual: bool) -> Program:
+    def run(part, residual, peers):
+        return version("all_reduce", "triton")(part, residual if has_residual else None, peers=peers)
+
+    return run, (spec(3, 4096, dtype=dtype), spec(3, 4096, dtype=dtype), spec(num_peer_words(2)))
+
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "decode of bfloat16": lambda: attention(8, 8, 32, 8, 128, 16, HALF),
     "decode of float16, wide": lambda: attention(8, 8, 8, 4, 256, 128, jnp.float16, window=True, softcap=30.0),
@@ -130,6 +138,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "product of few rows": lambda: product(48, HALF, "triton_few_rows", FewRowsConfig(split=3), transposed=True),
     "fused product of one row": lambda: fused(1, HALF, FusedConfig(256, 32, 8, 1, False)),
     "fused gated product of few rows": lambda: fused(16, HALF, FusedConfig(), is_gated=True),
+    "all-reduce of bfloat16 with a residual": lambda: exchange(HALF, has_residual=True),
+    "all-reduce of integers": lambda: exchange(INT, has_residual=False),
     "product of few float32 rows": lambda: product(8, FULL, "triton_few_rows", FewRowsConfig(tile_in=32)),
 }
 
@@ -149,18 +159,18 @@ MOST_SHARED = {"a100": 163, "l40s": 99, "h200": 227}  # KiB of a block
 @pytest.fixture
 def lower_for(describe_gpu, monkeypatch) -> Callable[[str, Program], jax.stages.Lowered]:
     """Lowers a program for a card. No Triton kernel may want more shared memory than a block of that card can get."""
-    triton_lib = importlib.import_module("jax_triton.triton_lib")
-    to_ptx = triton_lib.compile_ttir_to_ptx_inplace
+    triton_call = importlib.import_module("jaxllm.kernels.triton_call")
+    compile_kernel = triton_call.compile_kernel
 
     def lower_for(card: str, program: Program) -> jax.stages.Lowered:
         gpu = describe_gpu(card)
 
         def checked(*arguments):
-            kernel = to_ptx(*arguments)
-            assert kernel.shared_mem_bytes <= MOST_SHARED[card] * 1024, (kernel.name, kernel.shared_mem_bytes, card)
+            kernel = compile_kernel(*arguments)
+            assert kernel.shared_bytes <= MOST_SHARED[card] * 1024, (kernel.name, kernel.shared_bytes, card)
             return kernel
 
-        monkeypatch.setattr(triton_lib, "compile_ttir_to_ptx_inplace", checked)
+        monkeypatch.setattr(triton_call, "compile_kernel", checked)
         function, arrays = program
         mesh = Mesh(np.array([gpu]), ("x",))
         sharding = NamedSharding(mesh, PartitionSpec())

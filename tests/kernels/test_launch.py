@@ -1,6 +1,7 @@
-"""What the launcher tells jax-triton, with a stand-in for it: no GPU, no Triton."""
+"""What the launcher hands on to be compiled, with a stand-in for what compiles: no GPU, no Triton."""
 
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,24 +19,27 @@ FRESH = jax.ShapeDtypeStruct((3,), jnp.bfloat16)
 def calls(monkeypatch) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
 
-    def triton_call(*operands: Any, out_type: tuple[jax.ShapeDtypeStruct, ...], **options: Any) -> list[jax.Array]:
-        made.append({"operands": operands, "out_type": out_type, **options})
-        return [jnp.zeros(each.shape, each.dtype) for each in out_type]
+    def call(
+        kernel: Any, operands: Sequence[Any], results: Sequence[jax.ShapeDtypeStruct], *about: Any, **options: Any
+    ) -> list[jax.Array]:
+        grid, aliases, constants = about
+        made.append({"operands": operands, "results": results, "grid": grid, "aliases": aliases, **constants})
+        return [jnp.zeros(each.shape, each.dtype) for each in results]
 
-    monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_call=triton_call))
+    monkeypatch.setitem(sys.modules, "jaxllm.kernels.triton_call", SimpleNamespace(call=call))
     return made
 
 
 @pytest.mark.parametrize("order", [(CACHE, FRESH), (FRESH, CACHE)])
-def test_results_in_place_come_last_for_jax_triton_and_back_in_their_order(calls, order):
+def test_results_in_place_come_last_for_the_launcher_and_back_in_their_order(calls, order):
     kernel = SimpleNamespace(fn=SimpleNamespace(__name__="write"))
     cache = jnp.zeros(CACHE.shape)
     results = launch(kernel, cache, 7, results=order, grid=2, aliases={0: order.index(CACHE)}, K=3)
     assert [result.shape for result in results] == [each.shape for each in order]
     (call,) = calls
-    assert call["out_type"] == (FRESH, CACHE)
-    assert call["input_output_aliases"] == {0: 1}
-    assert (call["operands"][1], call["grid"], call["K"]) == (7, (2,), 3)
+    assert call["results"] == [FRESH, CACHE]
+    assert call["aliases"] == {0: 1}
+    assert (call["operands"][1], call["grid"], call["K"]) == (7, 2, 3)
 
 
 def test_poisoned_results_are_operands_in_place(calls):
@@ -43,5 +47,5 @@ def test_poisoned_results_are_operands_in_place(calls):
     with poisoned_results():
         launch(kernel, jnp.zeros(CACHE.shape), results=(CACHE, FRESH), grid=1, aliases={0: 0})
     (call,) = calls
-    assert call["input_output_aliases"] == {0: 0, 1: 1}
+    assert call["aliases"] == {0: 0, 1: 1}
     assert jnp.isnan(call["operands"][1]).all()
