@@ -36,7 +36,7 @@ def test_tokens_do_not_depend_on_which_shapes_are_compiled_so_far(engine_of, gol
         return [*covering, SamplerShape(2)], [*buckets.plan(), SamplerShape(1)]
 
     def compile_late(program, shape, *sizes):
-        assert shape in covering or go_on.wait(60)
+        assert shape in covering or go_on.wait(300)
         return compile_step(program, shape, *sizes)
 
     monkeypatch.setattr(build, "_plan", plan)
