@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TARGET = "triton_kernel_call_ffi"
+CONSTANT = "constexpr"  # the type of what is known when compiling
 ALIGNMENT = 16  # bytes, of arrays, in what Triton takes for granted of them
 TYPES = {
     "bool": "i1",
@@ -63,46 +64,41 @@ def call(
     fresh = [result for i, result in enumerate(results) if i not in aliases.values()]
     names = [param.name for param in kernel.params if param.name not in constants]
     arguments = dict(zip(names, (*operands, *fresh), strict=True))
-    kinds = tuple((name, _kind(argument)) for name, argument in arguments.items())
-    compiled = compile_kernel(kernel, kinds, tuple(constants.items()), capability, tuple(sorted(options.items())))
-    packed = _packed(compiled, grid, kinds)
+    types = tuple((name, _type(argument)) for name, argument in arguments.items())
+    compiled = compile_kernel(kernel, types, tuple(constants.items()), capability, tuple(sorted(options.items())))
+    numbers = tuple(
+        argument if isinstance(argument, int) else None
+        for (_, type), argument in zip(types, arguments.values(), strict=True)
+        if type != CONSTANT
+    )
     arrays = [operand for operand in operands if not isinstance(operand, int)]
     place = {i: sum(not isinstance(o, int) for o in operands[:i]) for i in aliases}
     launch = jax.ffi.ffi_call(
         TARGET, tuple(results), input_output_aliases={place[i]: result for i, result in aliases.items()}
     )
     with jax.named_scope(compiled.name):
-        return launch(*arrays, opaque=packed)
+        return launch(*arrays, opaque=_packed(compiled, grid, numbers))
 
 
-class Kind(NamedTuple):
-    """What Triton compiles an argument for."""
-
-    type: str
-    value: int | None  # of a number
-
-    @property
-    def is_constant(self) -> bool:
-        return self.value == 1
-
-    @property
-    def is_array(self) -> bool:
-        return self.value is None
-
-
-def _kind(argument: Any) -> Kind:
-    if isinstance(argument, int):
-        return Kind("i32" if abs(argument) < 1 << 31 else "i64", argument)
-    return Kind("*" + TYPES[argument.dtype.name], None)
+def _type(argument: Any) -> str:
+    """What Triton compiles an argument for: a pointer, a number, or the constant 1."""
+    if not isinstance(argument, int):
+        return "*" + TYPES[argument.dtype.name]
+    if argument == 1:
+        return CONSTANT
+    return "i32" if abs(argument) < 1 << 31 else "i64"
 
 
 @functools.lru_cache(maxsize=1024)
-def _compile(kernel, types: tuple, aligned: tuple, constants: tuple, capability: int, options: tuple) -> Compiled:
-    values = dict(constants)
-    signature = {param.name: "constexpr" for param in kernel.params} | dict(types)
-    places = {param.name: i for i, param in enumerate(kernel.params)}
-    attributes = {(places[name],): [["tt.divisibility", ALIGNMENT]] for name in aligned}
-    source = ASTSource(kernel, signature, {(places[name],): value for name, value in values.items()}, attributes)
+def compile_kernel(
+    kernel: Any, types: tuple[tuple[str, str], ...], constants: tuple, capability: int, options: tuple
+) -> Compiled:
+    """Compiles a kernel for arguments of these types, once."""
+    places = {param.name: (i,) for i, param in enumerate(kernel.params)}
+    signature = dict.fromkeys(places, CONSTANT) | dict(types)
+    values = {places[name]: value for name, value in constants} | {places[n]: 1 for n, t in types if t == CONSTANT}
+    attributes = {places[name]: [["tt.divisibility", ALIGNMENT]] for name, type in types if type.startswith("*")}
+    source = ASTSource(kernel, signature, values, attributes)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
     about = made.metadata
     scratch = getattr(about, "global_scratch_size", 0) or 0
@@ -114,14 +110,6 @@ def _compile(kernel, types: tuple, aligned: tuple, constants: tuple, capability:
         capability,
         (scratch, about.global_scratch_align) if scratch else (),
     )
-
-
-def compile_kernel(kernel, kinds: tuple[tuple[str, Kind], ...], constants: tuple, capability: int, options: tuple):
-    """Compiles a kernel for arguments of these kinds, once."""
-    types = tuple((name, kind.type) for name, kind in kinds if not kind.is_constant)
-    aligned = tuple(name for name, kind in kinds if kind.is_array)
-    ones = tuple((name, 1) for name, kind in kinds if kind.is_constant)
-    return _compile(kernel, types, aligned, (*constants, *ones), capability, options)
 
 
 def shortened(ptx: str) -> str:
@@ -137,13 +125,14 @@ def _first_note(ptx: str) -> int:
     return found.start() if found else len(ptx)
 
 
-def _packed(compiled: Compiled, grid: int, kinds: Sequence[tuple[str, Kind]]) -> bytes:
+@functools.lru_cache(maxsize=1024)
+def _packed(compiled: Compiled, grid: int, numbers: tuple[int | None, ...]) -> bytes:
+    """A launch with these numbers, and with an array for each None, once for all layers."""
     parameters = [
         gpu_triton.create_array_parameter(0, ALIGNMENT)
-        if kind.is_array
-        else gpu_triton.create_scalar_parameter(kind.value, kind.type)
-        for _, kind in kinds
-        if not kind.is_constant
+        if number is None
+        else gpu_triton.create_scalar_parameter(number, _type(number))
+        for number in numbers
     ]
     kernel = gpu_triton.TritonKernel(
         compiled.name,

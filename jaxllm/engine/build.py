@@ -381,7 +381,6 @@ def _step_program(args: EngineArgs, source: ModelSource, model: ModelConfig, mes
         args.block_size,
         KV_CACHE_DTYPES[args.kv_cache_dtype],
         args.capture_collectives,
-        writes_to_peers and "all_reduce.triton" in kernels.all_reduce.__module__,
     )
 
 

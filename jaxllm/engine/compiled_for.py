@@ -28,7 +28,6 @@ def compiled_for(program: StepProgram, num_blocks: int, num_rows: int, settings:
         "mesh": str(dict(program.mesh.shape)),
         "axis rules": repr(program.rules),
         "captured collectives": str(program.capture_collectives),
-        "writes to peers": str(program.writes_to_peers),
         "logprobs_mode": settings.logprobs_mode,
         "device": device.device_kind if device.platform != "cpu" else f"{device.device_kind} {_processor()}",
         "source": _source_digest(),

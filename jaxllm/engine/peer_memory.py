@@ -9,14 +9,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
+from jaxllm.engine.step import PEERS
 from jaxllm.kernels.all_reduce.inbox import inbox_words, num_peer_words, peer_words
 from jaxllm.mesh.peer_access import find_obstacle
 
 logger = logging.getLogger(__name__)
-
-SPEC = PartitionSpec("data", "tensor")
 
 
 def can_write_to_peers(mesh: Mesh) -> bool:
@@ -43,7 +42,7 @@ class PeerMemory(NamedTuple):
 def make_peer_memory(mesh: Mesh) -> PeerMemory:
     """Makes empty inboxes. All devices of a data rank have to be this process's."""
     shape = (mesh.shape["data"], mesh.shape["tensor"])
-    sharding = NamedSharding(mesh, SPEC)
+    sharding = NamedSharding(mesh, PEERS.stacked)
     make = jax.jit(lambda: jnp.zeros((*shape, inbox_words(shape[1])), jnp.int32), out_shardings=sharding)
     inboxes = jax.block_until_ready(make())
     addresses = {

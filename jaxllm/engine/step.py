@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.engine.buckets import StepShape
 from jaxllm.engine.step_inputs import StepInputs, unpack
 from jaxllm.engine.vocab_ranks import gather, gather_by_sum, greedy_over_ranks
+from jaxllm.kernels.all_reduce import reference
 from jaxllm.mesh.axes import AxisRules
 from jaxllm.models.forward import DecoderProgram, Weights, project, rope_tables, run_layers, weights_tree
 from jaxllm.models.step_context import Kernels, StepContext
@@ -30,6 +31,7 @@ class OfRank(NamedTuple):
 
 
 _OWN = OfRank()
+PEERS = OfRank(PartitionSpec("tensor"))  # of the words of a PeerMemory
 
 
 class RowState[A](NamedTuple):
@@ -48,7 +50,6 @@ class StepProgram(NamedTuple):
     block_size: int
     kv_cache_dtype: str = "auto"  # the model's
     capture_collectives: bool = False  # as nodes of a GPU's graph; otherwise they part it into pieces
-    writes_to_peers: bool = False  # a kernel of our own adds up small parts, in memory that the step is told of
 
     @property
     def platform(self) -> str:
@@ -62,6 +63,11 @@ class StepProgram(NamedTuple):
         """
         unrolled = self.platform != "cpu" and shape.program == "decode"
         return self.decoder._replace(loop="unroll") if unrolled else self.decoder
+
+    @property
+    def writes_to_peers(self) -> bool:
+        """Whether a kernel of our own adds up small parts over the ranks, in memory that the step is told of."""
+        return self.kernels.all_reduce is not reference.all_reduce
 
     @property
     def num_groups(self) -> int:
@@ -191,7 +197,7 @@ def _hidden(
 
 
 def _inputs(program: StepProgram) -> tuple:
-    peers = (OfRank(PartitionSpec("tensor")),) if program.writes_to_peers else ()
+    peers = (PEERS,) if program.writes_to_peers else ()
     return (program.weight_specs(), program.kv_spec(), RowState(OfRank()), OfRank(), *peers)
 
 

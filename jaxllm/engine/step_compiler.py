@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxllm.config.logits_processor import LogitsProcessor
 from jaxllm.engine.buckets import StepShape
@@ -18,7 +17,7 @@ from jaxllm.engine.executable_store import ExecutableStore
 from jaxllm.engine.sampler import make_prompt_scorer, make_sampler
 from jaxllm.engine.sampler_inputs import SamplerLayout, SamplerShape
 from jaxllm.engine.sampler_rows import NUM_BEST
-from jaxllm.engine.step import OfRank, RowState, StepProgram, make_step
+from jaxllm.engine.step import PEERS, RowState, StepProgram, make_step
 from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.warm_up import WarmUp
 from jaxllm.kernels.all_reduce.inbox import num_peer_words
@@ -313,7 +312,7 @@ def _abstract_peers(program: StepProgram) -> list[jax.ShapeDtypeStruct]:
     if not program.writes_to_peers:
         return []
     num_ranks = program.mesh.shape["tensor"]
-    return [program.of_rank((num_ranks, num_peer_words(num_ranks)), jnp.int32, OfRank(PartitionSpec("tensor")))]
+    return [program.of_rank((num_ranks, num_peer_words(num_ranks)), jnp.int32, PEERS)]
 
 
 def abstract_params(program: StepProgram) -> list[jax.ShapeDtypeStruct]:

@@ -15,6 +15,7 @@ from jaxllm.engine import step_compiler
 from jaxllm.engine.buckets import StepShape
 from jaxllm.engine.sampler_inputs import SamplerShape
 from jaxllm.engine.step import StepProgram
+from jaxllm.kernels.all_reduce.reference import all_reduce
 from jaxllm.kernels.launch import compiling_for
 from jaxllm.kernels.select import select
 from jaxllm.mesh.axes import AxisRules
@@ -87,12 +88,11 @@ def compile_step(tmp_path_factory) -> Callable[..., CompiledStep]:
             patch.setattr(step_compiler, "compiler_options", lambda p: (options_of_the_engine(p) or {}) | dump)
             kernels = Kernels(*(select(name, platform="gpu") for name in Kernels._fields))
             mesh = build_mesh(data, tensor, gpus)
+            if not writes_to_peers:
+                kernels = kernels._replace(all_reduce=all_reduce)
             captured = data * tensor > 1 and not writes_to_peers
-            program = StepProgram(
-                *(build_program(cfg), kernels, mesh, AxisRules(), 16),
-                capture_collectives=captured,
-                writes_to_peers=writes_to_peers,
-            )
+            program = StepProgram(build_program(cfg), kernels, mesh, AxisRules(), 16, capture_collectives=captured)
+            assert program.writes_to_peers == writes_to_peers
             if isinstance(shape, StepShape):
                 compiled = step_compiler.compile_step(program, shape, NUM_BLOCKS, 256)
             else:
