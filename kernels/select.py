@@ -60,7 +60,10 @@ VERSIONS: dict[str, tuple[Version, ...]] = {
         Version("tuned", "jaxllm.kernels.matmul.tuned", ("gpu",), ("triton",), least_capability=80),
         Version("reference", "jaxllm.kernels.matmul.reference"),
     ),
-    **{operation: _fused(operation) for operation in ("norm_linear", "norm_gated_linear", "linear_add")},
+    **{
+        operation: _fused(operation)
+        for operation in ("norm_linear", "norm_gated_linear", "linear_add", "linear_all_reduce")
+    },
     "all_reduce": (_triton("all_reduce"), Version("reference", "jaxllm.kernels.all_reduce.reference")),
     "apply_rope": (Version("reference", "jaxllm.kernels.rope.reference"),),
     "rms_norm": (Version("reference", "jaxllm.kernels.rms_norm.reference"),),

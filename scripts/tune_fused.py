@@ -41,6 +41,7 @@ PROGRAM_BYTES = 1400 << 20  # and in all, for a program that takes longer on the
 MOST_KERNELS = 84
 ROOM = 224 << 10  # of shared memory for the stages of a program
 GAIN = 0.97  # the kernel must take less than that share of XLA's time
+EXCHANGE = 4.0  # microseconds: what a sum over the ranks takes longer in a kernel of its own than behind a product
 MAX_ERROR = 2e-2  # relative to XLA's result, both rounded
 # A step's own: products are not XLA's Triton GEMMs. Nothing is tuned by trying: other processes are being timed.
 OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
@@ -59,6 +60,10 @@ ONE_ROW = [
     (512, 8, 8, 1),
     (128, 64, 4, 4),
     (1024, 16, 8, 1),
+    (256, 64, 16, 1),
+    (512, 64, 16, 1),
+    (512, 32, 16, 1),
+    (256, 32, 16, 1),
 ]
 TENSOR_CORES = [
     (128, 32, 4, 5),
@@ -74,6 +79,9 @@ TENSOR_CORES = [
     (256, 16, 2, 4),
     (128, 64, 8, 4),
 ]
+
+
+ADDED = ("linear_add", "linear_all_reduce")
 
 
 class Case(NamedTuple):
@@ -103,6 +111,7 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", default="qwen3-0.6b,llama-3.1-8b", help="shapes of jaxllm/models/shapes, or files")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--rows", default="1,16", help="numbers of rows to measure, each for all below it")
     parser.add_argument("--seconds", type=float, default=50, help="no new program is compiled after that")
     parser.add_argument("--processes", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 2)))
@@ -110,7 +119,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every row there too")
     args = parser.parse_args()
     begin = time.time()
-    layers = {model: list_layer(model) for model in args.models.split(",")}
+    layers = {model: list_layer(model, args.tensor_parallel_size) for model in args.models.split(",")}
     products = dict.fromkeys(fused for layer in layers.values() for fused in layer)
     numbers = sorted(int(number) for number in args.rows.split(","))
     cases = [Case(fused, n) for n in numbers for fused in products]
@@ -124,17 +133,18 @@ def main() -> None:
         args.json.write_text(json.dumps(about | {"rows": [dataclasses.asdict(row) for row in rows]}))
 
 
-def list_layer(model: str) -> list[Fused]:
-    """The products of one layer of a model, in their order."""
+def list_layer(model: str, num_ranks: int) -> list[Fused]:
+    """The products of one layer of a model on each of so many tensor ranks, in their order."""
     path = SHAPES / f"{model}.json"
     hf_config = json.loads((path if path.exists() else Path(model)).read_text())
     cfg = find_family(hf_config)[1].configure(hf_config)
-    D, F, queries = cfg.d_model, cfg.d_ff, cfg.num_q_heads * cfg.head_dim
+    D, F, queries = cfg.d_model, cfg.d_ff // num_ranks, cfg.num_q_heads * cfg.head_dim // num_ranks
+    add = "linear_add" if num_ranks == 1 else "linear_all_reduce"
     return [
-        Fused("norm_linear", D, queries + 2 * cfg.num_kv_heads * cfg.head_dim, DTYPE.name),
-        Fused("linear_add", queries, D, DTYPE.name),
+        Fused("norm_linear", D, queries + 2 * cfg.num_kv_heads * cfg.head_dim // num_ranks, DTYPE.name),
+        Fused(add, queries, D, DTYPE.name),
         Fused("norm_gated_linear", D, 2 * F, DTYPE.name),
-        Fused("linear_add", F, D, DTYPE.name),
+        Fused(add, F, D, DTYPE.name),
     ]
 
 
@@ -219,8 +229,8 @@ def draw(case: Case) -> tuple[jax.Array, ...]:
 def compile_chain(case: Case, config: FusedConfig | None, inputs: tuple[jax.Array, ...]) -> Callable:
     operation = case.fused.operation
 
-    def plain(x, scale, weight, out):
-        if operation == "linear_add":
+    def plain(x, scale, weight, out):  # of a sum over ranks one rank's product, with what it is added to
+        if operation in ADDED:
             return reference.linear_add(x, weight, out)
         if operation == "norm_linear":
             return out + reference.norm_linear(x, scale, weight, eps=EPS)
@@ -237,7 +247,7 @@ def compile_chain(case: Case, config: FusedConfig | None, inputs: tuple[jax.Arra
             from jaxllm.kernels.fused_linear.triton import multiply
 
             activation = "silu" if operation == "norm_gated_linear" else None
-            scaled = None if operation == "linear_add" else scales
+            scaled = None if operation in ADDED else scales
             out = multiply(config, x, Stack(weights, layer), scaled, out, eps=EPS, activation=activation)
         return out
 
@@ -277,7 +287,8 @@ def summarize(
             best = right[0]
             assert best.micros is not None
             assert xla.micros is not None
-            config = best.config if best.micros < GAIN * xla.micros else None
+            allowed = GAIN * xla.micros + (EXCHANGE if fused.operation == "linear_all_reduce" else 0.0)
+            config = best.config if best.micros < allowed and fits(fused, best.config, n) else None
             times = {"micros": round(best.micros, 2), "xla_micros": round(xla.micros, 2)}
             chosen.append({"up_to": n, "config": config and dataclasses.asdict(config), **times})
             micros[case] = (min(best.micros, xla.micros), xla.micros)
@@ -308,6 +319,11 @@ def write_table(path: Path, about: dict[str, str], entries: list[dict[str, Any]]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(about | {"products": products}, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+def fits(fused: Fused, config: FusedConfig | None, num_rows: int) -> bool:
+    """Tells whether a sum over ranks has room for the results of a program."""
+    return fused.operation != "linear_all_reduce" or config is None or choice.fits_a_chunk(config, num_rows)
 
 
 def show(config: FusedConfig | None) -> str:

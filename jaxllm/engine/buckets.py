@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BETWEEN = (48, 96, 192, 384, 768)  # where a step costs what its rows cost, half of them padding is too much
+# From some 150 rows on products cost what their rows cost; steps with prompts are filled, those without are padded.
+BETWEEN_DECODE = (160, 224, 320, 448)
 MIXED_REQUESTS = (16, 64, 256)  # more of them leave no room for small steps; a request alone is padded to 16 as fast
 # On a GPU steps of two to seven rows cost what eight do: cuBLASLt pads them. One row has kernels of its own.
 PADDED_DECODE = (2, 4)
@@ -124,7 +126,7 @@ def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int
     large = tuple(size for size in fine if size >= LEAST_TO_FILL)
     mixed_tokens = _upto(max_num_batched_tokens, SIZES[5::2] if coarse else (32, 128, *large))
     return Buckets(
-        decode=_upto(max_requests, SIZES if coarse else tuple(size for size in fine if size not in PADDED_DECODE)),
+        decode=_upto(max_requests, SIZES if coarse else tuple(sorted({*fine, *BETWEEN_DECODE} - {*PADDED_DECODE}))),
         mixed_tokens=mixed_tokens,
         mixed_requests=_upto(max_requests, SIZES[::4] if coarse else MIXED_REQUESTS),
         table_widths=_upto(max_blocks, TABLE_WIDTHS),

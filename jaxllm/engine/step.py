@@ -165,10 +165,12 @@ def make_logits(program: StepProgram, shape: StepShape) -> Callable:
 
 
 def _told(program: StepProgram, peers: jax.Array | None) -> Kernels:
-    """The kernels; that of the all-reduce knows its peers, if there are any."""
+    """The kernels; those that add up over the ranks know their peers, if there are any."""
     if peers is None:
         return program.kernels
-    return program.kernels._replace(all_reduce=functools.partial(program.kernels.all_reduce, peers=peers[0]))
+    names = ("all_reduce", "linear_all_reduce")
+    told = {name: functools.partial(getattr(program.kernels, name), peers=peers[0]) for name in names}
+    return program.kernels._replace(**told)
 
 
 def _hidden(

@@ -64,16 +64,24 @@ def linear_add(
     Without a residual it is the rank's own part: of several products whoever adds them up has the ranks do so once.
     """
     plain_TD = residual.x_TD if bias_D is None and residual is not None and residual.is_plain else None
-    if plain_TD is not None and jax.lax.axis_size("tensor") == 1:
-        return _linear_add(subscripts, x, param, plain_TD, kernels)
+    if plain_TD is not None:
+        return _linear_add_over_ranks(subscripts, x, param, plain_TD, kernels)
     part_TD = _linear_add(subscripts, x, param, None, kernels)
     if residual is None:
         return part_TD if bias_D is None else part_TD + of_first_rank(bias_D)
-    if plain_TD is not None:
-        return sum_over_ranks(part_TD, kernels, plain_TD)
     out_TD = sum_over_ranks(part_TD, kernels)
     out_TD = out_TD if bias_D is None else out_TD + bias_D
     return residual.x_TD + times(residual.norm(out_TD, kernels), residual.scale)
+
+
+def _linear_add_over_ranks(subscripts: str, x, param: nnx.Param, residual_TD, kernels: Kernels) -> jax.Array:
+    weight = param.get_value()
+    if jax.lax.axis_size("tensor") == 1:
+        return _linear_add(subscripts, x, param, residual_TD, kernels)
+    if isinstance(weight, LayerMatrix):
+        flat_IO, stack = _matrix_operand(weight, x.ndim - 1)
+        return kernels.linear_all_reduce(x.reshape(len(x), -1), flat_IO, residual_TD, stack=stack)
+    return sum_over_ranks(product(subscripts, x, param), kernels, residual_TD)
 
 
 def _linear_add(subscripts: str, x, param: nnx.Param, residual_TD: jax.Array | None, kernels: Kernels) -> jax.Array:

@@ -19,6 +19,7 @@ class Kernels(NamedTuple):
     norm_linear: Callable
     norm_gated_linear: Callable
     linear_add: Callable
+    linear_all_reduce: Callable
     all_reduce: Callable  # over the tensor ranks, where there are several
 
 

@@ -28,6 +28,11 @@ def num_peer_words(num_ranks: int) -> int:
     return 4 + 2 * num_ranks
 
 
+def ranks_of(num_words: int) -> int:
+    """How many ranks so many words of peers tell of."""
+    return (num_words - 4) // 2
+
+
 def peer_words(rank: int, addresses: Sequence[int]) -> np.ndarray:
     """What `all_reduce` takes as peers: of a rank, with the addresses of all ranks' inboxes."""
     words = np.array([rank, addresses[rank], *addresses], np.uint64)

@@ -18,7 +18,7 @@ import triton.language as tl
 from jaxtyping import Array, Int, Shaped
 
 from jaxllm.kernels.all_reduce import reference
-from jaxllm.kernels.all_reduce.inbox import CHUNK, most_words
+from jaxllm.kernels.all_reduce.inbox import CHUNK, most_words, ranks_of
 from jaxllm.kernels.launch import launch
 
 TYPES = ("bfloat16", "float16", "float32", "int32")
@@ -41,14 +41,10 @@ def exchange_words(
     chunk = tl.program_id(0)
     word_C = chunk * CHUNK + tl.arange(0, CHUNK)
     is_word_C = word_C < num_words
-    rank = tl.load(peers)
     own = address(peers + 2)
-    number = own.to(tl.pointer_type(tl.int32), bitcast=True) + chunk
-    this = tl.load(number) + 1
+    number, this = begin_exchange(own, chunk)
     sent_C = tl.load(part.to(tl.pointer_type(tl.int32), bitcast=True) + word_C, mask=is_word_C, other=0)
-    marked_C = (this.to(tl.int64) << 32) | (sent_C.to(tl.int64) & 0xFFFFFFFF)
-    for r in tl.static_range(R):
-        tl.store(places(address(peers + 4 + 2 * r), (this & 1) * R + rank, MOST_WORDS, CHUNK) + word_C, marked_C)
+    send(peers, sent_C, word_C, this, R, CHUNK, MOST_WORDS)
     low_C = tl.zeros([CHUNK], tl.int32 if TYPE.is_int() else tl.float32)
     high_C = low_C
     for r in tl.static_range(R):
@@ -61,6 +57,36 @@ def exchange_words(
         high_C += upper(kept_C, TYPE)
     tl.store(out.to(tl.pointer_type(tl.int32), bitcast=True) + word_C, joined(low_C, high_C, TYPE), mask=is_word_C)
     tl.store(number, this)
+
+
+@triton.jit
+def exchanged(sum_C, word_C, peers, chunk, R: tl.constexpr, CHUNK: tl.constexpr, MOST_WORDS: tl.constexpr):
+    """The sum of all ranks' float32 numbers, for a kernel that has them in registers, each at a word of the chunk."""
+    own = address(peers + 2)
+    number, this = begin_exchange(own, chunk)
+    send(peers, sum_C.to(tl.int32, bitcast=True), word_C, this, R, CHUNK, MOST_WORDS)
+    total_C = sum_C * 0.0
+    for r in tl.static_range(R):
+        received_C = receive(places(own, (this & 1) * R + r, MOST_WORDS, CHUNK) + word_C, this)
+        total_C += received_C.to(tl.float32, bitcast=True)
+    tl.store(number, this)
+    return total_C
+
+
+@triton.jit
+def begin_exchange(own, chunk):
+    """Where the chunk's number is kept, and the number of this exchange."""
+    number = own.to(tl.pointer_type(tl.int32), bitcast=True) + chunk
+    return number, tl.load(number) + 1
+
+
+@triton.jit
+def send(peers, sent_C, word_C, this, R: tl.constexpr, CHUNK: tl.constexpr, MOST_WORDS: tl.constexpr):
+    """Sends words to every rank, this one too."""
+    rank = tl.load(peers)
+    marked_C = (this.to(tl.int64) << 32) | (sent_C.to(tl.int64) & 0xFFFFFFFF)
+    for r in tl.static_range(R):
+        tl.store(places(address(peers + 4 + 2 * r), (this & 1) * R + rank, MOST_WORDS, CHUNK) + word_C, marked_C)
 
 
 @triton.jit
@@ -80,7 +106,7 @@ def places(inbox, sender, MOST_WORDS: tl.constexpr, CHUNK: tl.constexpr):
 def receive(place_C, this):
     """Waits until all words of this exchange are there. Volatile: the multiprocessor's own cache is not asked."""
     marked_C = tl.load(place_C, volatile=True)
-    while tl.max(((marked_C >> 32).to(tl.int32) != this).to(tl.int32), 0) != 0:
+    while tl.max(((marked_C >> 32).to(tl.int32) != this).to(tl.int32)) != 0:
         marked_C = tl.load(place_C, volatile=True)
     return marked_C.to(tl.int32)
 
@@ -125,7 +151,7 @@ def all_reduce(
     num_bytes = part.size * part.dtype.itemsize
     if peers is None or part.dtype.name not in TYPES or num_bytes % 4 != 0:
         return reference.all_reduce(part, residual)
-    num_words, num_ranks = num_bytes // 4, (len(peers) - 4) // 2
+    num_words, num_ranks = num_bytes // 4, ranks_of(len(peers))
     if not 0 < num_words <= most_words(num_ranks):
         return reference.all_reduce(part, residual)
     (total,) = launch(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.all_reduce.inbox import CHUNK
 from jaxllm.kernels.matmul.choice import table_path
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class NormStack(NamedTuple):
 class Fused(NamedTuple):
     """An operation, and the size and type of its matrix; of a gated one the outputs are gate and up."""
 
-    operation: str  # "norm_linear", "norm_gated_linear" or "linear_add"
+    operation: str  # "norm_linear", "norm_gated_linear", "linear_add" or "linear_all_reduce"
     inputs: int
     outputs: int
     dtype: str
@@ -49,6 +50,12 @@ class FusedConfig:
     def takes(self, num_rows: int) -> bool:
         """All rows are one tile."""
         return num_rows <= 16
+
+
+def fits_a_chunk(config: FusedConfig, num_rows: int) -> bool:
+    """Tells whether a program's results are words enough of one chunk to exchange; 16 rows are the least of a tile."""
+    rows = 1 if num_rows == 1 and not config.on_tensor_cores else 16
+    return rows * config.tile_out <= CHUNK
 
 
 # For each operation the rows up to which constants hold, in order. None, and beyond the last: one after the other.

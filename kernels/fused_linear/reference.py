@@ -7,8 +7,9 @@ at the running layer, and `scale` that of the stack's scales.
 from collections.abc import Callable
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.all_reduce.reference import all_reduce
 from jaxllm.kernels.fused_linear.choice import NormStack
 from jaxllm.kernels.matmul.choice import Stack
 from jaxllm.kernels.matmul.reference import matmul
@@ -60,6 +61,18 @@ def linear_add(
     """Gives residual + x @ weight, or the product alone."""
     product_TO = matmul(x, weight)
     return product_TO if residual is None else residual + product_TO
+
+
+def linear_all_reduce(
+    x: Float[Array, "T I"],
+    weight: Float[Array, "I O"],
+    residual: Float[Array, "T O"] | None,
+    *,
+    stack: Stack | None = None,
+    peers: Int[Array, " W"] | None = None,
+) -> Float[Array, "T O"]:
+    """Gives residual + the sum over the tensor ranks of x @ weight."""
+    return all_reduce(matmul(x, weight), residual)
 
 
 def gated(gate_up: Float[Array, "T 2*F"], activation: str) -> Float[Array, "T F"]:

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Float, Int
 
+from jaxllm.kernels.all_reduce.inbox import CHUNK, most_words, ranks_of
+from jaxllm.kernels.all_reduce.triton import exchanged
 from jaxllm.kernels.fused_linear.choice import FusedConfig, NormStack
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.matmul.choice import Stack
@@ -26,6 +28,7 @@ def multiply_fused(
     scale,
     weight,
     residual,
+    peers,
     layer,
     T,
     out,
@@ -42,6 +45,9 @@ def multiply_fused(
     HAS_RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MOST_WORDS: tl.constexpr,
 ):
     """Outputs TILE_OUT * program_id and on. With an activation a row of weights is O gates, then as many ups."""
     W: tl.constexpr = O if ACTIVATION is None else 2 * O
@@ -79,6 +85,9 @@ def multiply_fused(
         up_TO *= factor_T1
     if ACTIVATION is not None:
         sum_TO = activated(sum_TO, ACTIVATION) * up_TO
+    if RANKS > 1:  # a tile's numbers are the first of the program's chunk
+        word_TO = tl.program_id(0) * CHUNK + t_T[:, None] * TILE_OUT + tl.arange(0, TILE_OUT)[None, :]
+        sum_TO = exchanged(sum_TO, word_TO, peers, tl.program_id(0), RANKS, CHUNK, MOST_WORDS)
     mask_TO = (t_T < T)[:, None] & (o_O < O)[None, :]
     at_TO = t_T[:, None] * O + o_O[None, :]
     if HAS_RESIDUAL:
@@ -225,12 +234,24 @@ def linear_add(
     return multiply(config, x, stack, residual=residual)
 
 
+def linear_all_reduce(
+    config: FusedConfig,
+    x: Float[Array, "T I"],
+    stack: Stack,
+    residual: Float[Array, "T O"] | None,
+    peers: Int[Array, " W"],
+) -> Float[Array, "T O"]:
+    """The residual, if any, and the sum over the ranks of such products; `peers` as for all_reduce."""
+    return multiply(config, x, stack, residual=residual, peers=peers)
+
+
 def multiply(
     config: FusedConfig,
     x: Float[Array, "T I"],
     stack: Stack,
     scales: Float[Array, "L I"] | None = None,
     residual: Float[Array, "T O"] | None = None,
+    peers: Int[Array, " W"] | None = None,
     *,
     eps: float = 0.0,
     offset: float = 0.0,
@@ -240,12 +261,14 @@ def multiply(
     T, I = x.shape
     O = stack.matrices.shape[2] // (1 if activation is None else 2)
     on_tensor_cores = config.on_tensor_cores or T > 1
+    num_ranks = 1 if peers is None else ranks_of(peers.shape[0])
     (out_TO,) = launch(
         multiply_fused,
         x,
         x if scales is None else scales,  # what is not there is never read
         stack.matrices,
         x if residual is None else residual,
+        x if peers is None else peers,
         _as_operand(stack.layer),
         T,
         results=(jax.ShapeDtypeStruct((T, O), x.dtype),),
@@ -265,6 +288,9 @@ def multiply(
         HAS_RESIDUAL=residual is not None,
         PRECISION="ieee" if x.dtype == jnp.float32 else None,
         STAGES=config.num_stages,
+        RANKS=num_ranks,
+        CHUNK=CHUNK,
+        MOST_WORDS=most_words(num_ranks),
     )
     return out_TO
 

@@ -6,9 +6,10 @@ Knows the table. Refuses to know how a kernel works.
 import importlib
 from types import ModuleType
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxllm.kernels.fused_linear.choice import Fused, FusedConfig, NormStack, choose, read_table
+from jaxllm.kernels.all_reduce.reference import all_reduce
+from jaxllm.kernels.fused_linear.choice import Fused, FusedConfig, NormStack, choose, fits_a_chunk, read_table
 from jaxllm.kernels.fused_linear.reference import gated
 from jaxllm.kernels.launch import device_kind
 from jaxllm.kernels.matmul.choice import Stack
@@ -66,6 +67,24 @@ def linear_add(
         product_TO = matmul(x, weight, stack=stack)
         return product_TO if residual is None else residual + product_TO
     return _kernels().linear_add(config, x, stack or Stack(weight[None], 0), residual)
+
+
+def linear_all_reduce(
+    x: Float[Array, "T I"],
+    weight: Float[Array, "I O"],
+    residual: Float[Array, "T O"] | None,
+    *,
+    stack: Stack | None = None,
+    peers: Int[Array, " W"] | None = None,
+) -> Float[Array, "T O"]:
+    """Gives residual + the sum over the tensor ranks of x @ weight; see the reference, and all_reduce for `peers`."""
+    config = _config("linear_all_reduce", x, weight)
+    if peers is None:
+        return all_reduce(linear_add(x, weight, None, stack=stack), residual)
+    if config is None or not fits_a_chunk(config, x.shape[0]):
+        exchange = importlib.import_module("jaxllm.kernels.all_reduce.triton").all_reduce
+        return exchange(linear_add(x, weight, None, stack=stack), residual, peers=peers)
+    return _kernels().linear_all_reduce(config, x, stack or Stack(weight[None], 0), residual, peers)
 
 
 def _config(operation: str, x, weight) -> FusedConfig | None:

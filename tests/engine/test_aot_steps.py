@@ -175,10 +175,9 @@ def test_a_decode_step_whose_ranks_write_to_each_other_is_one_graph_without_coll
     assert not {kind for t in ours.thunks for kind in (t.kind, *t.within) if re.search("All|Collective", kind)}
     text = ours.compiled.as_text() or ""
     assert not re.search(r"= \S+ (all-reduce|all-gather)", text)
-    # Of the embedding, two of each layer, and one that tells everybody the best token.
-    assert (
-        len(re.findall(r'custom-call\(.*triton_kernel_call_ffi.*op_name="[^"]*exchange_words', text)) == 1 + 2 * 2 + 1
-    )
+    # Of the embedding, two of each layer unless its products add up by themselves, and one of the best token.
+    exchanges = re.findall(r'custom-call\(.*triton_kernel_call_ffi.*op_name="[^"]*exchange_words', text)
+    assert len(exchanges) == (2 if num_tokens == 1 else 2 + 2 * 2)
 
 
 @pytest.mark.parametrize("options", [{}, {"filters": True, "num_best": 8}])

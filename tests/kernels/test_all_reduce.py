@@ -18,13 +18,12 @@ from jaxllm.mesh.peer_access import find_obstacle
 SHAPES = ((1, 4096), (3, 700), (2, 1), (64, 32), (1, 1024))
 DTYPES = ("bfloat16", "float16", "float32", "int32")
 
-# Each rank is a process; their inboxes are one piece of memory that all have at the same address. Every exchange is of
-# another size and type, so that the places of one are those of others before it.
+# Each rank is a process; their inboxes are one piece of memory that all have at the same address.
 RANKS = """
 import ctypes, mmap, os, sys
 from jaxllm.kernels.all_reduce.inbox import inbox_words, peer_words
 
-num_ranks, shapes, dtypes = eval(sys.argv[1])
+num_ranks, case = eval(sys.argv[1])
 size = 4 * inbox_words(num_ranks)
 memory = mmap.mmap(-1, num_ranks * size)
 base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -40,8 +39,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxllm.kernels.all_reduce.triton import all_reduce
+from jaxllm.kernels.fused_linear.choice import FusedConfig
+from jaxllm.kernels.fused_linear.triton import linear_all_reduce
+from jaxllm.kernels.matmul.choice import Stack
 
 peers = jnp.asarray(peer_words(rank, [base + r * size for r in range(num_ranks)]))
+exec(sys.argv[2])
+for child in children:
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+"""
+
+# Every exchange is of another size and type, so that the places of one are those of others before it.
+SUMS = """
+shapes, dtypes = case
 for turn, (shape, dtype) in enumerate((shape, dtype) for dtype in dtypes for shape in shapes * 2):
     if shape[0] * shape[1] % 2 and dtype.endswith("16"):
         continue
@@ -58,18 +69,41 @@ for turn, (shape, dtype) in enumerate((shape, dtype) for dtype in dtypes for sha
     found, total = (np.asarray(array.astype(wide)) for array in (found, total.astype(dtype)))
     close = 1 / 128 if dtype == "bfloat16" else 0.0  # which the interpreter rounds otherwise
     np.testing.assert_allclose(found, total, close, close, err_msg=f"{shape} {dtype} rank {rank}")
-for child in children:
-    _, status = os.waitpid(child, 0)
-    assert status == 0, status
 """
+
+# Products and plain sums one after the other, since they use the same chunks.
+PRODUCTS = """
+for turn, (T, I, O, tile_out, on_tensor_cores) in enumerate(case):
+    rng = np.random.default_rng(turn)
+    x = jnp.asarray(rng.standard_normal((num_ranks, T, I)), jnp.float32)
+    weight = jnp.asarray(rng.standard_normal((num_ranks, 2, I, O)), jnp.float32)
+    residual = jnp.asarray(rng.standard_normal((T, O)), jnp.float32) if turn % 2 else None
+    config = FusedConfig(32, tile_out, 4, 1, on_tensor_cores)
+    found = linear_all_reduce(config, x[rank], Stack(weight[rank], 1), residual, peers)
+    total = jnp.einsum("rti,rio->to", x, weight[:, 1], precision="highest")
+    total = total if residual is None else total + residual
+    np.testing.assert_allclose(found, total, 1e-4, 1e-4, err_msg=f"{T} {I} {O} rank {rank}")
+    twice = all_reduce(found, peers=peers)
+    np.testing.assert_allclose(twice, num_ranks * total, 1e-4, 1e-4)
+"""
+PRODUCT_CASES = ((1, 96, 70, 32, False), (1, 64, 64, 32, True), (5, 64, 96, 32, True), (1, 33, 130, 64, False))
+
+
+def run_ranks(num_ranks: int, body: str, case: tuple) -> None:
+    command = [sys.executable, "-c", RANKS, repr((num_ranks, case)), body]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_that_are_processes_have_the_same_sums_in_every_type_and_size(num_ranks):
-    case = repr((num_ranks, SHAPES, DTYPES))
-    done = subprocess.run([sys.executable, "-c", RANKS, case], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_ranks(num_ranks, SUMS, (SHAPES, DTYPES))
+
+
+@pytest.mark.interpreter
+def test_a_product_adds_up_over_the_ranks_by_itself():
+    run_ranks(2, PRODUCTS, PRODUCT_CASES)
 
 
 def test_addresses_come_as_words_the_lower_half_first():

@@ -108,6 +108,15 @@ def fused(rows, dtype, config, is_gated=False) -> Program:
 
 
 # With sizes that take another way through a kernel: padded heads, blocks smaller and larger than a tile of keys.
+def exchanged_product() -> Program:
+    def run(x, weights, residual, peers):
+        module = importlib.import_module("jaxllm.kernels.fused_linear.triton")
+        return module.linear_all_reduce(FusedConfig(512, 32, 8, 1, False), x, Stack(weights, 1), residual, peers)
+
+    arrays = (spec(1, 2048, dtype=HALF), spec(2, 2048, 4096, dtype=HALF), spec(1, 4096, dtype=HALF))
+    return run, (*arrays, spec(num_peer_words(2)))
+
+
 def exchange(dtype: Any, has_residual: bool) -> Program:
     def run(part, residual, peers):
         return version("all_reduce", "triton")(part, residual if has_residual else None, peers=peers)
@@ -139,6 +148,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "fused product of one row": lambda: fused(1, HALF, FusedConfig(256, 32, 8, 1, False)),
     "fused gated product of few rows": lambda: fused(16, HALF, FusedConfig(), is_gated=True),
     "all-reduce of bfloat16 with a residual": lambda: exchange(HALF, has_residual=True),
+    "product of one row over two ranks": exchanged_product,
     "all-reduce of integers": lambda: exchange(INT, has_residual=False),
     "product of few float32 rows": lambda: product(8, FULL, "triton_few_rows", FewRowsConfig(tile_in=32)),
 }

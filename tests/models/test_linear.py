@@ -28,12 +28,16 @@ def added(num_ranks, bias=None, residual=True, scale=1.0, stacked=True):
         calls.append("all_reduce" if residual is None else "all_reduce_add")
         return all_reduce(part, residual)
 
+    def add_over_ranks(x, weight, residual, *, stack):
+        calls.append("linear_all_reduce")
+        return all_reduce(x @ weight, residual)
+
     def run(x_TD):
         weight = jnp.zeros((3, 4, 2, 16))
         param = nnx.Param(LayerMatrix(weight[1], weight, 1, KERNELS.matmul) if stacked else weight[1])
         after = Residual(x_TD, NoNorm(), scale) if residual else None
         x_TNH = jnp.zeros((8, 4, 2))
-        kernels = KERNELS._replace(linear_add=add, all_reduce=add_ranks)
+        kernels = KERNELS._replace(linear_add=add, all_reduce=add_ranks, linear_all_reduce=add_over_ranks)
         return linear_add("TNH,NHD->TD", x_TNH, param, bias, after, kernels)
 
     mesh, whole = AbstractMesh((num_ranks,), ("tensor",)), PartitionSpec()
@@ -48,7 +52,7 @@ def test_one_rank_adds_the_residual_in_the_kernel():
 
 
 def test_several_ranks_add_it_once_with_their_sum():
-    assert added(2) == ["linear", "all_reduce_add"]
+    assert added(2) == ["linear_all_reduce"]
     assert added(2, stacked=False) == ["all_reduce_add"]
 
 
