@@ -28,9 +28,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.kernels.fused_linear import choice, reference
+from jaxllm.kernels.fused_linear import choice
 from jaxllm.kernels.fused_linear.choice import Fused, FusedConfig
+from jaxllm.kernels.fused_linear.reference import gated
 from jaxllm.kernels.matmul.choice import Stack, table_path
+from jaxllm.kernels.matmul.tuned import matmul
+from jaxllm.kernels.rms_norm.reference import rms_norm
 from jaxllm.models.registry import find_family
 
 SHAPES = Path(__file__).parents[1] / "jaxllm" / "models" / "shapes"
@@ -229,12 +232,10 @@ def draw(case: Case) -> tuple[jax.Array, ...]:
 def compile_chain(case: Case, config: FusedConfig | None, inputs: tuple[jax.Array, ...]) -> Callable:
     operation = case.fused.operation
 
-    def plain(x, scale, weight, out):  # of a sum over ranks one rank's product, with what it is added to
-        if operation in ADDED:
-            return reference.linear_add(x, weight, out)
-        if operation == "norm_linear":
-            return out + reference.norm_linear(x, scale, weight, eps=EPS)
-        return out + reference.norm_gated_linear(x, scale, weight, activation="silu", eps=EPS)
+    def plain(x, scale, stack, out):  # of a sum over ranks one rank's product, with what it is added to
+        normed = x if operation in ADDED else rms_norm(x, scale, eps=EPS)
+        product = matmul(normed, stack.matrices[stack.layer], stack=stack)
+        return out + (gated(product, "silu") if operation == "norm_gated_linear" else product)
 
     def chain(x, scales, weights, out):
         for n in range(length(case)):
@@ -242,7 +243,7 @@ def compile_chain(case: Case, config: FusedConfig | None, inputs: tuple[jax.Arra
             if config is None:
                 # As in a step, a product waits for the one before: XLA would make one of all that share their rows.
                 x, out = jax.lax.optimization_barrier((x, out))
-                out = plain(x, scales[layer], weights[layer], out)
+                out = plain(x, scales[layer], Stack(weights, layer), out)
                 continue
             from jaxllm.kernels.fused_linear.triton import multiply
 

@@ -36,7 +36,7 @@ def exchange_words(
     MOST_WORDS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
-    """Sends chunk program_id of the part to every rank, this one too, and adds up what came from all."""
+    """Sends chunk program_id of the part to every other rank, and adds up what came from them and the own part."""
     TYPE: tl.constexpr = part.dtype.element_ty
     chunk = tl.program_id(0)
     word_C = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -45,14 +45,15 @@ def exchange_words(
     number, this = begin_exchange(own, chunk)
     sent_C = tl.load(part.to(tl.pointer_type(tl.int32), bitcast=True) + word_C, mask=is_word_C, other=0)
     send(peers, sent_C, word_C, this, R, CHUNK, MOST_WORDS)
+    if HAS_RESIDUAL:
+        kept_C = tl.load(residual.to(tl.pointer_type(tl.int32), bitcast=True) + word_C, mask=is_word_C, other=0)
     low_C = tl.zeros([CHUNK], tl.int32 if TYPE.is_int() else tl.float32)
     high_C = low_C
     for r in tl.static_range(R):
-        received_C = receive(places(own, (this & 1) * R + r, MOST_WORDS, CHUNK) + word_C, this)
+        received_C = part_of(r, sent_C, word_C, peers, own, this, R, CHUNK, MOST_WORDS)
         low_C += lower(received_C, TYPE)
         high_C += upper(received_C, TYPE)
     if HAS_RESIDUAL:
-        kept_C = tl.load(residual.to(tl.pointer_type(tl.int32), bitcast=True) + word_C, mask=is_word_C, other=0)
         low_C += lower(kept_C, TYPE)
         high_C += upper(kept_C, TYPE)
     tl.store(out.to(tl.pointer_type(tl.int32), bitcast=True) + word_C, joined(low_C, high_C, TYPE), mask=is_word_C)
@@ -60,16 +61,14 @@ def exchange_words(
 
 
 @triton.jit
-def exchanged(sum_C, word_C, peers, chunk, R: tl.constexpr, CHUNK: tl.constexpr, MOST_WORDS: tl.constexpr):
-    """The sum of all ranks' float32 numbers, for a kernel that has them in registers, each at a word of the chunk."""
-    own = address(peers + 2)
-    number, this = begin_exchange(own, chunk)
-    send(peers, sum_C.to(tl.int32, bitcast=True), word_C, this, R, CHUNK, MOST_WORDS)
-    total_C = sum_C * 0.0
+def exchanged(sum_C, word_C, peers, own, this, R: tl.constexpr, CHUNK: tl.constexpr, MOST_WORDS: tl.constexpr):
+    """The sum of all ranks' float32 numbers, for a kernel that has them in registers and began the exchange."""
+    sent_C = sum_C.to(tl.int32, bitcast=True)
+    send(peers, sent_C, word_C, this, R, CHUNK, MOST_WORDS)
+    total_C = tl.zeros_like(sum_C)
     for r in tl.static_range(R):
-        received_C = receive(places(own, (this & 1) * R + r, MOST_WORDS, CHUNK) + word_C, this)
-        total_C += received_C.to(tl.float32, bitcast=True)
-    tl.store(number, this)
+        part_C = part_of(r, sent_C, word_C, peers, own, this, R, CHUNK, MOST_WORDS)
+        total_C += part_C.to(tl.float32, bitcast=True)
     return total_C
 
 
@@ -82,11 +81,21 @@ def begin_exchange(own, chunk):
 
 @triton.jit
 def send(peers, sent_C, word_C, this, R: tl.constexpr, CHUNK: tl.constexpr, MOST_WORDS: tl.constexpr):
-    """Sends words to every rank, this one too."""
+    """Sends words to every other rank."""
     rank = tl.load(peers)
     marked_C = (this.to(tl.int64) << 32) | (sent_C.to(tl.int64) & 0xFFFFFFFF)
     for r in tl.static_range(R):
-        tl.store(places(address(peers + 4 + 2 * r), (this & 1) * R + rank, MOST_WORDS, CHUNK) + word_C, marked_C)
+        if r != rank:
+            tl.store(places(address(peers + 4 + 2 * r), (this & 1) * R + rank, MOST_WORDS, CHUNK) + word_C, marked_C)
+
+
+@triton.jit
+def part_of(r, sent_C, word_C, peers, own, this, R: tl.constexpr, CHUNK: tl.constexpr, MOST_WORDS: tl.constexpr):
+    """What rank r sent; of this rank what it has. Ranks are asked in one order, so that all get the same sum."""
+    part_C = sent_C
+    if r != tl.load(peers):
+        part_C = receive(places(own, (this & 1) * R + r, MOST_WORDS, CHUNK) + word_C, this)
+    return part_C
 
 
 @triton.jit

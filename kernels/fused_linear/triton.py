@@ -14,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Array, Float, Int
 
 from jaxllm.kernels.all_reduce.inbox import CHUNK, most_words, ranks_of
-from jaxllm.kernels.all_reduce.triton import exchanged
+from jaxllm.kernels.all_reduce.triton import address, begin_exchange, exchanged
 from jaxllm.kernels.fused_linear.choice import FusedConfig, NormStack
 from jaxllm.kernels.launch import launch
 from jaxllm.kernels.matmul.choice import Stack
@@ -54,8 +54,15 @@ def multiply_fused(
     l = tl.load(layer).to(tl.int64)
     o_O = tl.program_id(0) * TILE_OUT + tl.arange(0, TILE_OUT)
     t_T = tl.arange(0, TILE_ROWS)
+    mask_TO = (t_T < T)[:, None] & (o_O < O)[None, :]
+    at_TO = t_T[:, None] * O + o_O[None, :]
     weight += l * I * W
     scale += l * I
+    if RANKS > 1:  # what the end needs is asked for at the beginning
+        own = address(peers + 2)
+        number, this = begin_exchange(own, tl.program_id(0))
+    if HAS_RESIDUAL:
+        residual_TO = tl.load(residual + at_TO, mask=mask_TO, other=0.0)
     if ON_TENSOR_CORES:
         sum_TO, up_TO, squares_T = on_tensor_cores(
             x,
@@ -87,11 +94,10 @@ def multiply_fused(
         sum_TO = activated(sum_TO, ACTIVATION) * up_TO
     if RANKS > 1:  # a tile's numbers are the first of the program's chunk
         word_TO = tl.program_id(0) * CHUNK + t_T[:, None] * TILE_OUT + tl.arange(0, TILE_OUT)[None, :]
-        sum_TO = exchanged(sum_TO, word_TO, peers, tl.program_id(0), RANKS, CHUNK, MOST_WORDS)
-    mask_TO = (t_T < T)[:, None] & (o_O < O)[None, :]
-    at_TO = t_T[:, None] * O + o_O[None, :]
+        sum_TO = exchanged(sum_TO, word_TO, peers, own, this, RANKS, CHUNK, MOST_WORDS)
+        tl.store(number, this)
     if HAS_RESIDUAL:
-        sum_TO += tl.load(residual + at_TO, mask=mask_TO, other=0.0).to(tl.float32)
+        sum_TO += residual_TO.to(tl.float32)
     tl.store(out + at_TO, sum_TO.to(out.dtype.element_ty), mask=mask_TO)
 
 
