@@ -102,6 +102,8 @@ def _run_part(
         finally:
             _end(process)
         content = json.loads(written.read_text()) if written.exists() else {}
+    if error == late and "facts" not in content:
+        error = f"not run: the engine had not started when the {args.seconds:,.0f} s of --seconds were over"
     return {"error": error} | content if error else content
 
 

@@ -196,6 +196,15 @@ def test_a_part_that_runs_out_of_time_leaves_what_it_measured(run_suite: Callabl
     assert late in printed
 
 
+def test_a_part_whose_engine_takes_too_long_to_start_is_told(run_suite: Callable):
+    flags = ("--models", "qwen3-0.6b", "--workload", "L1", "--more-seqs", "0", "--seconds", "60")
+    code, report, printed, _ = run_suite([{"hangs": True}], *flags)
+    assert code == 0
+    (row,) = report["rows"]
+    assert row["status"] == "not run: the engine had not started when the 60 s of --seconds were over"
+    assert row["status"] in printed
+
+
 def test_a_part_that_fails_is_told_and_the_others_are_measured(run_suite: Callable):
     contents = [{"error": "failed: out of memory"}, written("W1")]
     code, report, printed, _ = run_suite(contents, "--models", "qwen3-0.6b", "--workload", "W1")

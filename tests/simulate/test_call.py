@@ -72,7 +72,9 @@ def test_a_mistake_is_told_with_its_numbers(options, said):
         simulate("llama-3.1-8b", "2xH200", [Arrival(100, 20)], **options)
 
 
-RUN = json.loads((Path(__file__).parents[2] / "docs" / "benchmarks" / "engine-h200.json").read_text())
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
+RUN = json.loads((BENCHMARKS / "engine-h200.json").read_text())
+TWO = json.loads((BENCHMARKS / "engine-8b-2xh200.json").read_text())
 
 
 @pytest.mark.parametrize("workload", ["W1", "W2", "W3"])
@@ -88,3 +90,16 @@ def test_a_workload_has_the_steps_of_the_h200s_run_and_its_medians_within_15_per
     assert max(looked_at) == pytest.approx(steps["kv_usage_peak"])
     for name, spread in {"ttft": f.ttft, "tpot": f.tpot, "e2e": f.latency}.items():
         assert 1e3 * spread.p50 == pytest.approx(measured[name]["p50"], rel=0.15)
+
+
+@pytest.mark.parametrize("workload", ["W1", "W2", "W3"])
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 1)])
+def test_two_h200s_have_the_medians_of_their_run_within_15_percent(subject, mesh, workload):
+    flag = "-tp 2", "--tensor-parallel-size 2"
+    runs = [run for run in TWO["runs"] if (mesh[1] > 1) == any(each in run["command"] for each in flag)]
+    (row,) = [row for run in runs for row in run["rows"] if row["workload"] == workload]
+    options = Options(max_model_len=4096, num_gpu_blocks_override=36_000, enable_prefix_caching=False)
+    requests = synthetic(lengths_of(workload, 0, 0, None), "at-once", None)
+    f = simulate_on(subject("2xH200"), mesh_of(subject("2xH200"), *mesh), requests, options)
+    for name, spread in {"ttft": f.ttft, "tpot": f.tpot, "e2e": f.latency}.items():
+        assert 1e3 * spread.p50 == pytest.approx(row["result"]["latencies_ms"][name]["p50"], rel=0.15)
