@@ -42,6 +42,7 @@ from jaxllm.engine.step_compiler import (
 )
 from jaxllm.engine.step_inputs import packed_size
 from jaxllm.engine.watchdog import Watchdog
+from jaxllm.kernels.all_reduce.inbox import inbox_words
 from jaxllm.kernels.select import select
 from jaxllm.mesh.adopt import Adopted
 from jaxllm.mesh.axes import AxisRules
@@ -263,6 +264,7 @@ def prepare(args: EngineArgs, source: ModelSource, mesh: Mesh) -> Prepared:
         weights=bytes_per_device(abstract_weights(program)),
         temporaries=0 if platform == "cpu" else temporaries_bound(model, max_tokens, max_seqs, mesh.shape["tensor"]),
         chunk=max_tokens,
+        inbox=4 * inbox_words(mesh.shape["tensor"]) if program.writes_to_peers else 0,
         kv_dtype=program.kv_dtype.name,
         are_there=given is not None,
     )

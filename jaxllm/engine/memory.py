@@ -36,6 +36,7 @@ class MemoryPlan:
     tokens_per_block: float
     max_model_len: int
     blocks_per_request: int  # that a request of max_model_len tokens ever holds at once
+    inbox: int = 0  # into which other tensor ranks write
 
     @property
     def pool(self) -> int:
@@ -58,8 +59,11 @@ class MemoryPlan:
             ("KV per token", f"{self.bytes_per_token:,.0f} bytes"),
             ("largest temporary", show_bytes(self.temporaries)),
         ]
+        if self.inbox:
+            rows.append(("inbox of tensor ranks", show_bytes(self.inbox)))
         if self.device:
-            rows.append(("left", show_bytes(self.device - self.weights - self.pool - self.temporaries)))
+            taken = self.weights + self.pool + self.temporaries + self.inbox
+            rows.append(("left", show_bytes(self.device - taken)))
         full = (self.num_blocks - 1) / self.blocks_per_request
         rows.append(("full-length requests", f"{full:,.1f} of {self.max_model_len:,} tokens fit at once"))
         return rows
@@ -91,15 +95,16 @@ def plan_memory(
     num_shares: int = 1,
     weights: int,
     temporaries: int,
+    inbox: int = 0,
     kv_dtype: str | None = None,
     are_there: bool = False,
 ) -> MemoryPlan:
     """Sizes the pool, and the longest request if the user leaves it open; the weights are not on the device yet.
 
     `chunk` is the most tokens of one request that a step computes: windows give nothing back within it. `num_shares`
-    tensor ranks share the KV heads; weights and temporaries are those of one device. `kv_dtype` is the type of the
-    cache, if not the model's. `are_there` says that the caller's program holds the weights already, and that they count
-    as its other arrays do.
+    tensor ranks share the KV heads; weights, temporaries and the `inbox` of other ranks are those of one device.
+    `kv_dtype` is the type of the cache, if not the model's. `are_there` says that the caller's program holds the
+    weights already, and that they count as its other arrays do.
 
     Raises:
         InputError: nothing is left for the pool, or not enough for one request of max_model_len.
@@ -111,7 +116,7 @@ def plan_memory(
         num_blocks = args.num_gpu_blocks_override
     else:
         coming = 0 if are_there else weights
-        num_blocks = on_grid(pool_bytes(args, devices, device, coming, temporaries) // per_block)
+        num_blocks = on_grid(pool_bytes(args, devices, device, coming, temporaries + inbox) // per_block)
     tokens_per_block = args.block_size / num_groups
     groups = KVGroups(cfg.kv_layout.windows)
 
@@ -140,6 +145,7 @@ def plan_memory(
         tokens_per_block=tokens_per_block,
         max_model_len=min(wanted, fitting),
         blocks_per_request=blocks_for(min(wanted, fitting)),
+        inbox=inbox,
     )
 
 

@@ -60,9 +60,16 @@ class FakeDevice:
 CPU = FakeDevice("cpu")
 
 
-def plan(device, weights=0, temporaries=0, cfg=MODEL, kv_dtype=None, **args):
+def plan(device, weights=0, temporaries=0, cfg=MODEL, kv_dtype=None, inbox=0, **args):
     return plan_memory(
-        EngineArgs(**args), cfg, [device], chunk=64, weights=weights, temporaries=temporaries, kv_dtype=kv_dtype
+        EngineArgs(**args),
+        cfg,
+        [device],
+        chunk=64,
+        weights=weights,
+        temporaries=temporaries,
+        inbox=inbox,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -107,6 +114,14 @@ def test_a_gpu_gives_its_share_less_weights_and_temporaries():
     assert rows["largest temporary"] == "1.00 GiB"
     assert rows["left"] == show_bytes(10 * GIB - 3 * GIB - found.pool)
     assert rows["KV per token"] == f"{PER_BLOCK // 16:,} bytes"
+
+
+def test_what_other_tensor_ranks_write_into_has_its_place():
+    found = plan(FakeDevice(bytes_limit=10 * GIB), weights=GIB, inbox=GIB, gpu_memory_utilization=0.8)
+    assert found.num_blocks == on_grid(6 * GIB // PER_BLOCK)
+    rows = dict(found.rows())
+    assert rows["inbox of tensor ranks"] == "1.00 GiB"
+    assert rows["left"] == show_bytes(10 * GIB - 2 * GIB - found.pool)
 
 
 @pytest.mark.parametrize(("kv_dtype", "times"), [("uint8", 4), ("bfloat16", 2), ("float32", 1)])
