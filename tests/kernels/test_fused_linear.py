@@ -175,6 +175,8 @@ def test_what_the_table_of_this_gpu_chooses_gives_what_the_reference_gives():
         for num_rows, config in rows:
             arrays = draw(np.random.default_rng(num_rows), num_rows, product.inputs, product.outputs, product.dtype)
             expected = np.asarray(call(reference, operation, *arrays, 1), np.float64)
-            given = (kernels, operation, *arrays, 1, 0.0, "silu", (config,)) if over_ranks and config else None
-            found = call(*given) if given else call(tuned, operation, *arrays, 1)
+            if over_ranks and config:
+                found = call(kernels, operation, *arrays, 1, config=(config,))
+            else:
+                found = call(tuned, operation, *arrays, 1)
             assert error(found, expected) < 1e-2, (product, num_rows)
