@@ -77,7 +77,8 @@ def _run_part(
 ) -> dict[str, Any]:
     """Runs a part in a process of its own; gives what it wrote, and under "error" why that is not all."""
     left = None if until is None else until - time.monotonic()
-    late = f"not run: the {args.seconds:,.0f} s of --seconds were over" if args.seconds is not None else ""
+    over = f"the {args.seconds:,.0f} s of --seconds were over" if args.seconds is not None else ""
+    late = f"not run: {over}"
     if left is not None and left <= 0:
         return {"error": late}
     with tempfile.TemporaryDirectory(prefix="jaxllm-suite-") as folder:
@@ -103,7 +104,7 @@ def _run_part(
             _end(process)
         content = json.loads(written.read_text()) if written.exists() else {}
     if error == late and "facts" not in content:
-        error = f"not run: the engine had not started when the {args.seconds:,.0f} s of --seconds were over"
+        error = f"not run: the engine had not started when {over}"
     return {"error": error} | content if error else content
 
 

@@ -229,6 +229,7 @@ def readme_lines(report: Mapping[str, Any], peers: Sequence[Peer], file: str) ->
         f"The shapes of {' and '.join(models)} with random weights, {report['dtype']}, {report['device']}, jax "
         f"{report['versions']['jax']}, {fewest} sequences at most",
         f"unless a row says otherwise, at commit {report['commit']} ([JSON]({file})).",
+        *([report["parts_note"]] if "parts_note" in report else []),
         "",
         *lines,
         "",

@@ -1,7 +1,7 @@
 """The memory that a rank receives small parts in: sizes and addresses, as the kernel and the engine take them.
 
 An inbox begins with the number of the last exchange of each chunk. Two places for each word of each rank follow, for
-odd and for even exchanges, of 64 bits each.
+odd and for even exchanges, of 64 bits each; a rank's places for itself stay empty.
 """
 
 from collections.abc import Sequence

@@ -23,8 +23,8 @@ def _on_two_gpus():
         pytest.skip(f"it takes two GPUs, found {len(jax.devices())}")
 
 
-def greedy(max_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+def greedy(max_tokens: int, logprobs: int | None = None) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -45,9 +45,8 @@ def test_an_8b_shaped_model_in_float32_gives_the_same_tokens_on_two_gpus():
     options |= {"num_gpu_blocks_override": 1024, "enforce_eager": True, "hf_overrides": {"num_hidden_layers": 4}}
 
     def answers(**more) -> list[CompletionOutput]:
-        params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True, logprobs=2)
         with LLM("llama-3.1-8b", **options, **more) as llm:
-            return [out.outputs[0] for out in llm.generate(prompts, params, use_tqdm=False)]
+            return [out.outputs[0] for out in llm.generate(prompts, greedy(48, logprobs=2), use_tqdm=False)]
 
     one = answers()
     assert len({tuple(answer.token_ids) for answer in one}) == len(one)

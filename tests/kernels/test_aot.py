@@ -107,7 +107,6 @@ def fused(rows, dtype, config, is_gated=False) -> Program:
     return run, [*arrays, spec(rows, width, dtype=dtype), spec()]
 
 
-# With sizes that take another way through a kernel: padded heads, blocks smaller and larger than a tile of keys.
 def exchanged_product() -> Program:
     def run(x, weights, residual, peers):
         module = importlib.import_module("jaxllm.kernels.fused_linear.triton")
@@ -124,6 +123,7 @@ def exchange(dtype: Any, has_residual: bool) -> Program:
     return run, (spec(3, 4096, dtype=dtype), spec(3, 4096, dtype=dtype), spec(num_peer_words(2)))
 
 
+# With sizes that take another way through a kernel: padded heads, blocks smaller and larger than a tile of keys.
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "decode of bfloat16": lambda: attention(8, 8, 32, 8, 128, 16, HALF),
     "decode of float16, wide": lambda: attention(8, 8, 8, 4, 256, 128, jnp.float16, window=True, softcap=30.0),

@@ -13,10 +13,10 @@ from jaxllm.simulate.arrivals import Arrival, lengths_of, synthetic
 from jaxllm.simulate.call import Options, mesh_of, setting_of, simulate, simulate_on
 
 
-def run(subject, workload="W2", devices="1xH200", count: int | None = 500, rate=None, **options):
+def run(subject, workload="W2", devices="1xH200", count: int | None = 500, rate=None, tensor=1, **options):
     requests = synthetic(lengths_of(workload, 0, 0, count), "at-once" if rate is None else "poisson", rate)
     subject = subject(devices)
-    return simulate_on(subject, mesh_of(subject, None, 1), requests, Options(max_model_len=4096, **options))
+    return simulate_on(subject, mesh_of(subject, None, tensor), requests, Options(max_model_len=4096, **options))
 
 
 def test_at_most_12_percent_of_a_workloads_tokens_are_padding_and_filling_sizes_saves_time(subject):
@@ -75,31 +75,31 @@ def test_a_mistake_is_told_with_its_numbers(options, said):
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 RUN = json.loads((BENCHMARKS / "engine-h200.json").read_text())
 TWO = json.loads((BENCHMARKS / "engine-8b-2xh200.json").read_text())
+AS_MEASURED: dict[str, Any] = {"num_gpu_blocks_override": 36_000, "enable_prefix_caching": False}
+
+
+def assert_medians(f, result):
+    for name, spread in {"ttft": f.ttft, "tpot": f.tpot, "e2e": f.latency}.items():
+        assert 1e3 * spread.p50 == pytest.approx(result["latencies_ms"][name]["p50"], rel=0.15)
 
 
 @pytest.mark.parametrize("workload", ["W1", "W2", "W3"])
 def test_a_workload_has_the_steps_of_the_h200s_run_and_its_medians_within_15_percent(subject, workload):
     wanted = {"model": "llama-3.1-8b", "workload": workload, "max_num_seqs": 256, "engine": "jaxllm"}
     (row,) = [row for row in RUN["rows"] if wanted.items() <= row.items()]
-    steps, measured = row["result"]["steps"], row["result"]["latencies_ms"]
-    f = run(subject, workload, count=None, num_gpu_blocks_override=36_000, enable_prefix_caching=False)
+    steps = row["result"]["steps"]
+    f = run(subject, workload, count=None, **AS_MEASURED)
     assert (f.num_steps, f.mean_batch, f.padding_share) == pytest.approx(
         (steps["num_steps"], steps["mean_batch"], steps["padding_share"])
     )
     looked_at = [step.kv_usage[0] for step in f.steps[::16]]  # as the engine does
     assert max(looked_at) == pytest.approx(steps["kv_usage_peak"])
-    for name, spread in {"ttft": f.ttft, "tpot": f.tpot, "e2e": f.latency}.items():
-        assert 1e3 * spread.p50 == pytest.approx(measured[name]["p50"], rel=0.15)
+    assert_medians(f, row["result"])
 
 
 @pytest.mark.parametrize("workload", ["W1", "W2", "W3"])
-@pytest.mark.parametrize("mesh", [(1, 2), (2, 1)])
-def test_two_h200s_have_the_medians_of_their_run_within_15_percent(subject, mesh, workload):
-    flag = "-tp 2", "--tensor-parallel-size 2"
-    runs = [run for run in TWO["runs"] if (mesh[1] > 1) == any(each in run["command"] for each in flag)]
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_two_h200s_have_the_medians_of_their_run_within_15_percent(subject, tensor, workload):
+    runs = [run for run in TWO["runs"] if ("--tensor-parallel-size 2" in run["command"]) == (tensor == 2)]
     (row,) = [row for run in runs for row in run["rows"] if row["workload"] == workload]
-    options = Options(max_model_len=4096, num_gpu_blocks_override=36_000, enable_prefix_caching=False)
-    requests = synthetic(lengths_of(workload, 0, 0, None), "at-once", None)
-    f = simulate_on(subject("2xH200"), mesh_of(subject("2xH200"), *mesh), requests, options)
-    for name, spread in {"ttft": f.ttft, "tpot": f.tpot, "e2e": f.latency}.items():
-        assert 1e3 * spread.p50 == pytest.approx(row["result"]["latencies_ms"][name]["p50"], rel=0.15)
+    assert_medians(run(subject, workload, "2xH200", None, tensor=tensor, **AS_MEASURED), row["result"])
