@@ -1,5 +1,6 @@
 """Small all-reduces by writing into the others' memory: between processes in Triton's interpreter, and between GPUs."""
 
+import functools
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ from jax.sharding import PartitionSpec
 from jaxllm.engine.peer_memory import can_write_to_peers, make_peer_memory
 from jaxllm.kernels.all_reduce.inbox import CHUNK, inbox_words, most_words, num_peer_words, peer_words
 from jaxllm.kernels.all_reduce.reference import all_reduce
+from jaxllm.kernels.fused_linear import reference, tuned
+from jaxllm.kernels.matmul.choice import Stack
 from jaxllm.mesh.build import build_mesh
 from jaxllm.mesh.peer_access import find_obstacle
 
@@ -174,3 +177,36 @@ def test_gpus_have_the_same_sums_at_odd_sizes_and_long_after(dtype):
         expected = jnp.asarray(wide.sum(0), jnp.float32 if dtype != "int32" else jnp.int32).astype(dtype)
         expected = np.broadcast_to(np.asarray(expected.astype(jnp.float32)), found.shape)
         np.testing.assert_array_equal(np.asarray(found.astype(jnp.float32)), expected, f"{shape}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("inputs", "outputs"), [(2048, 4096), (7168, 4096), (96, 70)])
+def test_gpus_have_the_same_products_added_up_whichever_kernel_the_table_chooses(inputs, outputs):
+    num_ranks = len(jax.devices())
+    if num_ranks < 2:
+        pytest.skip("it takes two GPUs, found 1")
+    mesh = build_mesh(1, num_ranks)
+    memory = make_peer_memory(mesh)
+    ranks = PartitionSpec("tensor")
+    for rows in (1, 5, 8, 64):
+        rng = np.random.default_rng(rows)
+        x = jnp.asarray(rng.standard_normal((num_ranks, rows, inputs)), jnp.bfloat16)
+        weights = jnp.asarray(rng.standard_normal((num_ranks, 2, inputs, outputs)) / inputs**0.5, jnp.bfloat16)
+        residual = jnp.asarray(rng.standard_normal((rows, outputs)), jnp.bfloat16)
+
+        def sums(module, x, weights, residual, words):
+            stack = Stack(weights[0], 1)
+            return module.linear_all_reduce(x[0], weights[0, 1], residual, stack=stack, peers=words[0, 0])[None]
+
+        def added_up(module, *arrays):
+            specs = (ranks, ranks, PartitionSpec(), PartitionSpec("data", "tensor"))
+            each = functools.partial(sums, module)
+            run = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=specs, out_specs=ranks, check_vma=False))
+            return np.asarray(run(*arrays, memory.words).astype(jnp.float32))
+
+        wide = [np.asarray(array.astype(jnp.float32), np.float64) for array in (x, weights, residual)]
+        expected = np.einsum("rti,rio->to", wide[0], wide[1][:, 1]) + wide[2]
+        found, plain = added_up(tuned, x, weights, residual), added_up(reference, x, weights, residual)
+        np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))  # all ranks have the same sum
+        errors = [np.linalg.norm(each[0] - expected) for each in (found, plain)]
+        assert errors[0] <= 1.5 * errors[1], (rows, errors)
