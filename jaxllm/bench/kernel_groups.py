@@ -20,7 +20,7 @@ class Group(NamedTuple):
 GROUPS = (
     Group("transfers", r"^Memcpy(HtoD|DtoH|H2D|D2H)", "$^"),
     Group("copies", r"^(Memcpy|Memset|copy)|_copy_fusion|^wrapped_copy", "$^"),
-    Group("collectives", r"nccl|all_?reduce|all_?gather|all_?to_?all", r"^lax/parallel"),
+    Group("collectives", r"nccl|all_?reduce|all_?gather|all_?to_?all|exchange_words", r"^lax/parallel"),
     Group("attention, work list", r"$^", r"work_list\.py"),
     Group("attention, prefill", r"prefill_tiles|fmha|flash", r"(mosaic|triton)_prefill\.py"),
     Group("attention, decode", r"decode_(e4m3_)?chunks", r"paged_attention/"),
@@ -28,7 +28,7 @@ GROUPS = (
     Group("sampling", r"draw_tokens|scan_logits|score_tokens", r"kernels/sampling/|engine/(sampler|vocab_ranks)\.py"),
     Group(
         "GEMM",
-        r"gemm|nvjet|cutlass|xmma|cublas|splitk|multiply_(few_rows|layer)|wgmma|mosaic|^dot(_|\.|$)",
+        r"gemm|nvjet|cutlass|xmma|cublas|splitk|multiply_(few_rows|layer|fused)|wgmma|mosaic|^dot(_|\.|$)",
         r"kernels/matmul/|models/parameters\.py",
     ),
     Group("norm + residual", r"$^", r"rms_norm/|layer_norm/|models/norms\.py|Layer\.__call__"),

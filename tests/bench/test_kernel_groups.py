@@ -11,6 +11,8 @@ from jaxllm.bench.kernel_groups import OTHER, frames_for, frames_of, group_of, t
         ("sm90_xmma_gemm_bf16bf16_bf16f32", "GEMM"),
         ("void cublasLt::splitKreduce_kernel<32, 16, int>", "GEMM"),
         ("multiply_few_rows", "GEMM"),
+        ("multiply_fused", "GEMM"),
+        ("exchange_words", "collectives"),
         ("mosaic_prefill_tiles", "attention, prefill"),
         ("prefill_tiles", "attention, prefill"),
         ("decode_chunks", "attention, decode"),
