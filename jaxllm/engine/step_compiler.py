@@ -337,10 +337,17 @@ def temporary_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def compiler_options(program: StepProgram) -> dict[str, bool | int | str] | None:
-    """On a GPU cuBLASLt instead of XLA's Triton GEMMs: they compile for half a minute, to gain at few rows only."""
+    """On a GPU cuBLASLt instead of XLA's Triton GEMMs: they compile for half a minute, to gain at few rows only.
+
+    Nor does XLA make arrays anew in each layer to save memory: it counts the cache twice, as input and as output, and
+    finds that the card is full.
+    """
     if program.platform == "cpu":
         return None
-    options: dict[str, bool | int | str] = {"xla_gpu_enable_triton_gemm": False}
+    options: dict[str, bool | int | str] = {
+        "xla_gpu_enable_triton_gemm": False,
+        "xla_disable_hlo_passes": "rematerialization",
+    }
     if len(processes_of(program.mesh)) > 1:  # else they would wait for each other's share of it, in every program
         options["xla_gpu_shard_autotuning"] = False
     return options | ({"xla_gpu_enable_command_buffer": _CAPTURED} if program.capture_collectives else {})

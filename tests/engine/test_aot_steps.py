@@ -77,6 +77,7 @@ def compile_step(tmp_path_factory) -> Callable[..., CompiledStep]:
         data: int = 1,
         tensor: int = 1,
         writes_to_peers: bool = False,
+        num_blocks: int = NUM_BLOCKS,
     ) -> CompiledStep:
         gpus = target_devices("h200", data * tensor)
         hf = json.loads((SHAPES / f"{model}.json").read_text()) | {"num_hidden_layers": num_layers}
@@ -94,7 +95,7 @@ def compile_step(tmp_path_factory) -> Callable[..., CompiledStep]:
             program = StepProgram(build_program(cfg), kernels, mesh, AxisRules(), 16, capture_collectives=captured)
             assert program.writes_to_peers == writes_to_peers
             if isinstance(shape, StepShape):
-                compiled = step_compiler.compile_step(program, shape, NUM_BLOCKS, 256)
+                compiled = step_compiler.compile_step(program, shape, num_blocks, 256)
             else:
                 compiled = step_compiler.compile_sampler(program, shape, 256, step_compiler.SamplerSettings())
         (schedule,) = folder.glob("*.thunk_sequence_after_thunk_passes.txt")
@@ -153,6 +154,12 @@ def test_a_mixed_step_is_graphs_around_and_in_the_loop_over_the_layers(mixed):
 def test_a_decode_step_copies_neither_cache_nor_weights(decode):
     for step in decode[1:]:
         assert_nothing_big_is_made(step)
+
+
+def test_a_cache_that_fills_the_card_makes_no_launch_more(decode, compile_step):
+    model, two, _ = decode
+    fills = compile_step(model, 2, DECODE, num_blocks=100_000_000_000 // math.prod(two.program.kv_shape(1)) // 2)
+    assert sum(t.is_launch for t in fills.thunks) == sum(t.is_launch for t in two.thunks)
 
 
 def test_a_mixed_step_copies_neither_cache_nor_weights(mixed):
