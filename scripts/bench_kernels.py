@@ -3,13 +3,15 @@
 python scripts/bench_kernels.py --sweep --json kernels.json
 
 A case is timed by many calls inside one compiled program, each on a layer of its own, so that no cache helps; the
-number is the median over several rounds of such programs. With --sweep, several sets of constants are tried per case.
+number is the median over several rounds of such programs, by the device's clock. With --sweep, several sets of
+constants are tried per case.
 """
 
 import argparse
 import dataclasses
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from kernel_bench.sampler import sampler_runs
 from kernel_bench.timing import Row, line, measure
 
 from jaxllm.bench.ceilings import Ceilings, measure_ceilings
+from jaxllm.environment import keep_command_buffers
 
 
 def main() -> None:
@@ -37,6 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--shrink", type=int, default=1, help="divides every size, to try the script itself")
     args = parser.parse_args()
+    keep_command_buffers(os.environ)
     print(f"command: {' '.join(sys.argv)}\ncommit:  {commit()}\ndevice:  {jax.devices()[0].device_kind}", flush=True)
     deadline = time.perf_counter() + args.seconds
     ceilings = measure_ceilings(args.shrink)
