@@ -48,7 +48,7 @@ def decode_config(
     is_wide = head_dim > 128
     if _has_32_bits(dtype, cache_dtype):
         return DecodeConfig(tile_keys=16 if is_wide else 32, num_warps=8 if is_wide else 4, num_stages=2)
-    # On an H200. Programs beyond those that have a chunk cost a single request as much as its keys, and two or more
+    # On an H200. Programs without a chunk cost a single request as much as its keys do, and two or more
     # requests want many small programs; one wants its tile's keys on their way at once (docs/log.md, 2026-11-30).
     if cache_dtype == E4M3:
         if num_requests == 1:
@@ -59,7 +59,7 @@ def decode_config(
     if num_requests == 1 and not is_wide:
         return DecodeConfig(num_stages=2, min_chunk=64, num_programs=128, max_registers=128)
     most = None if is_wide else 128
-    return DecodeConfig(16, num_warps=2, num_stages=6, min_chunk=64, num_programs=512, max_registers=most)
+    return DecodeConfig(tile_keys=16, num_warps=2, num_stages=6, min_chunk=64, num_programs=512, max_registers=most)
 
 
 def prefill_config(head_dim: int, dtype: jnp.dtype, cache_dtype: jnp.dtype | None = None) -> PrefillConfig:
