@@ -48,8 +48,8 @@ def decode_config(
     is_wide = head_dim > 128
     if _has_32_bits(dtype, cache_dtype):
         return DecodeConfig(tile_keys=16 if is_wide else 32, num_warps=8 if is_wide else 4, num_stages=2)
-    # On an H200. Programs without a chunk cost a single request as much as its keys do, and two or more
-    # requests want many small programs; one wants its tile's keys on their way at once (docs/log.md, 2026-11-30).
+    # On an H200. Programs without a chunk cost a single request as much as its keys do. Two or more requests want many
+    # small programs; one wants its tile's keys on their way at once (docs/log.md, 2026-11-30).
     if cache_dtype == E4M3:
         if num_requests == 1:
             return DecodeConfig(num_stages=2, min_chunk=64, num_programs=128)

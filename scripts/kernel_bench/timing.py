@@ -1,6 +1,7 @@
 """Times programs that call a kernel many times, each with other constants. Knows no operation."""
 
 import dataclasses
+import functools
 import math
 import statistics
 import tempfile
@@ -97,31 +98,38 @@ def time_program(
     On a GPU they are the device's own, of one program a round: of short kernels the host launches no more than the
     device runs, and its clock would tell of the host.
     """
-    seconds = []
     outcome = None
-    by_device = jax.default_backend() == "gpu"
-    for n in range(rounds + 2):
-        with tempfile.TemporaryDirectory() as folder:
-            if by_device:
-                start_trace(folder, python_calls=False)
-            begin = time.perf_counter()
-            for _ in range(1 if by_device else queued):
-                outcome = compiled(*arrays)
-                if donates:
-                    arrays, outcome = (outcome[0], *arrays[1:]), outcome[1]
-            jax.block_until_ready(outcome)
-            took = (time.perf_counter() - begin) / queued
-            if by_device:
-                stop_trace()
-                took = device_seconds(Path(folder))
-        if n >= 2:
-            seconds.append(took)
+
+    def run() -> Any:
+        nonlocal arrays, outcome
+        outcome = compiled(*arrays)
+        if donates:
+            arrays, outcome = (outcome[0], *arrays[1:]), outcome[1]
+        return outcome
+
+    clock = device_seconds if jax.default_backend() == "gpu" else functools.partial(host_seconds, queued=queued)
+    seconds = [clock(run) for _ in range(rounds + 2)][2:]
     return seconds, np.asarray(outcome, np.float32), arrays
 
 
-def device_seconds(folder: Path) -> float:
-    """From the beginning of the first kernel of a trace to the end of the last."""
-    events = [event for event in read_trace(folder).device_events if not event.is_transfer]
+def host_seconds(run: Callable[[], Any], queued: int) -> float:
+    """What each of so many runs in a row takes."""
+    begin = time.perf_counter()
+    for _ in range(queued - 1):
+        run()
+    jax.block_until_ready(run())
+    return (time.perf_counter() - begin) / queued
+
+
+def device_seconds(run: Callable[[], Any]) -> float:
+    """From the beginning of the first kernel of a run to the end of the last, under the profiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        start_trace(folder, python_calls=False)
+        try:
+            jax.block_until_ready(run())
+        finally:
+            stop_trace()
+        events = [event for event in read_trace(Path(folder)).device_events if not event.is_transfer]
     return (max(event.end for event in events) - events[0].start) / 1e9
 
 

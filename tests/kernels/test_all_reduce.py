@@ -146,17 +146,23 @@ def test_devices_that_are_no_gpus_are_an_obstacle_of_one_line():
     assert "\n" not in obstacle
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gpus_have_the_same_sums_at_odd_sizes_and_long_after(dtype):
+@pytest.fixture
+def gpus():
+    """All GPUs as tensor ranks: how many, their mesh, and their inboxes."""
     num_ranks = len(jax.devices())
     if num_ranks < 2:
-        pytest.skip("it takes two GPUs, found 1")
-    from jaxllm.kernels.all_reduce import triton
-
+        pytest.skip(f"it takes two GPUs, found {num_ranks}")
     mesh = build_mesh(1, num_ranks)
     assert can_write_to_peers(mesh)
-    memory = make_peer_memory(mesh)
+    return num_ranks, mesh, make_peer_memory(mesh)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpus_have_the_same_sums_at_odd_sizes_and_long_after(gpus, dtype):
+    from jaxllm.kernels.all_reduce import triton
+
+    num_ranks, mesh, memory = gpus
     specs = {
         "in_specs": (PartitionSpec("tensor"), PartitionSpec("data", "tensor")),
         "out_specs": PartitionSpec("tensor"),
@@ -181,12 +187,8 @@ def test_gpus_have_the_same_sums_at_odd_sizes_and_long_after(dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 4096), (7168, 4096), (96, 70)])
-def test_gpus_have_the_same_products_added_up_whichever_kernel_the_table_chooses(inputs, outputs):
-    num_ranks = len(jax.devices())
-    if num_ranks < 2:
-        pytest.skip("it takes two GPUs, found 1")
-    mesh = build_mesh(1, num_ranks)
-    memory = make_peer_memory(mesh)
+def test_gpus_have_the_same_products_added_up_whichever_kernel_the_table_chooses(gpus, inputs, outputs):
+    num_ranks, mesh, memory = gpus
     ranks = PartitionSpec("tensor")
     for rows in (1, 5, 8, 64):
         rng = np.random.default_rng(rows)
